@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -57,6 +58,7 @@ _PLAIN = frozenset((torch.Tensor, FakeTensor, torch.nn.Parameter))
 _DEVICE_OF, _META = torch.ops.prim.device.default, torch.device("meta")
 _READ = torch.ops.aten._local_scalar_dense.default
 _RESIZE = torch.ops.aten.resize_.default
+_INTEGER, _LONGEST = frozenset((int,)), torch.complex128.itemsize
 
 
 class Watched(TorchDispatchMode):
@@ -114,7 +116,7 @@ class Watched(TorchDispatchMode):
                 self.flights.check_operator(func, args, kwargs or {}, thread.site)
         memory = self.root.memory
         if args and (type(args[0]) is list or func is _RESIZE):
-            _fit_shape(func, args, kwargs or {})
+            _fit_shape(memory, func, args, kwargs or {})
         held_bytes = memory.held_bytes
         self.root.inside, self.root.key = True, UNSEEN
         try:
@@ -253,20 +255,21 @@ def _shortage(inputs: list[torch.Tensor], new_bytes: int) -> Shortage | None:
     return shortage_of(thread.process, inputs, new_bytes)
 
 
-def _fit_shape(func: Any, args: Any, kwargs: Any) -> None:
+def _fit_shape(memory: TensorMemory, func: Any, args: Any, kwargs: Any) -> None:
     """Raise the same error before an operator makes a tensor of a shape, unless it makes a fake
     one.
     """
     position = int(func is _RESIZE)
     shape = args[position] if len(args) > position else None
-    thread = current_thread_or_none()
-    if type(shape) is not list or thread is None or thread.process.places is None:
+    if type(shape) is not list or not _INTEGER.issuperset(map(type, shape)):
         return
-    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    if memory.held_bytes + _LONGEST * math.prod(shape) <= memory.limit_bytes:
+        return
+    thread, device = current_thread_or_none(), kwargs.get("device")
     is_meta = args[0].is_meta if position else device is not None and device.type == "meta"
     is_fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
-    if all(type(length) is int for length in shape) and not is_meta and not is_fake:
-        fit_shape(thread.process, shape, args[0].dtype if position else dtype)
+    if thread is not None and thread.process.places is not None and not is_meta and not is_fake:
+        fit_shape(thread.process, shape, args[0].dtype if position else kwargs.get("dtype"))
 
 
 def _called_by_torch() -> bool:

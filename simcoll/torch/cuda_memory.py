@@ -16,7 +16,7 @@ import torch
 
 from simcoll.torch.places import HOST, Places
 from simcoll.torch.rank_threads import Process, current_thread
-from simcoll.torch.tensor_memory import Count, TensorMemory
+from simcoll.torch.tensor_memory import TensorMemory
 from simcoll.training.gpu import Gpu
 
 __all__ = [
@@ -179,17 +179,13 @@ class MemoryQueries:
         """``memory_stats``: those of the rank's tensors, of which none are kept after their end."""
         held_bytes, peak_bytes = self._size(device), self._peak(device)
         memory: TensorMemory = current_thread().process.watched.memory
-        small, large = memory.small_bytes, memory.large_bytes
-        all_bytes = small.added + large.added
-        byte_pools = dict(
-            zip(
-                _POOLS,
-                (_row(held_bytes, peak_bytes, all_bytes), _of(small), _of(large)),
-                strict=True,
-            )
-        )
-        counts = (memory.all_count, memory.small_count, memory.large_count)
-        count_pools = dict(zip(_POOLS, map(_of, counts), strict=True))
+        pools = small, large = memory.small_pool, memory.large_pool
+        of_pools = [_row(pool.size_bytes, pool.peak_bytes, pool.added_bytes) for pool in pools]
+        of_all = _row(held_bytes, peak_bytes, small.added_bytes + large.added_bytes)
+        byte_pools = dict(zip(_POOLS, (of_all, *of_pools), strict=True))
+        counts = [_row(pool.count, pool.peak, pool.added) for pool in pools]
+        count_of_all = {key: counts[0][key] + counts[1][key] for key in counts[0]}
+        count_pools = dict(zip(_POOLS, (count_of_all, *counts), strict=True))
         nothing = _row(0, 0, 0)
         return {
             **dict.fromkeys(_BYTES, byte_pools),
@@ -203,17 +199,13 @@ class MemoryQueries:
             "num_ooms": memory.refusals,
             "num_oom_rejections": 0,
             "num_sync_all_streams": 0,
-            "num_device_alloc": memory.all_count.added,
-            "num_device_free": memory.all_count.added - memory.all_count.current,
+            "num_device_alloc": count_of_all["allocated"],
+            "num_device_free": count_of_all["freed"],
         }
 
 
 def _row(current: int, peak: int, added: int) -> dict[str, int]:
     return {"current": current, "peak": peak, "allocated": added, "freed": added - current}
-
-
-def _of(count: Count) -> dict[str, int]:
-    return _row(count.current, count.peak, count.added)
 
 
 def _node_bytes(number: int) -> int:
@@ -256,11 +248,11 @@ def fit_shape(process: Process, shape: list[int], dtype: torch.dtype | None) -> 
     torch.OutOfMemoryError
         With the text of CUDA's allocator.
     """
-    places: Places = process.places
     memory: TensorMemory = process.watched.memory
     size_bytes = math.prod(shape) * (dtype or torch.get_default_dtype()).itemsize
-    if memory.held_bytes + size_bytes <= memory.limit_bytes or _goes_to_host(places, []):
+    if memory.held_bytes + size_bytes <= memory.limit_bytes or _goes_to_host(process.places, []):
         return
+    places: Places = process.places
     number = process.cuda_device if places.making is None else places.making
     held_bytes = _gpu_bytes(process, number)
     if held_bytes + size_bytes > memory.limit_bytes:

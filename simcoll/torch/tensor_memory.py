@@ -13,33 +13,44 @@ from torch.utils._pytree import tree_leaves
 from simcoll.arrays import Array
 from simcoll.distributed.runtime.rank_memory import RankMemory
 
-__all__ = ["Count", "TensorMemory", "resizing"]
+__all__ = ["Pool", "TensorMemory", "resizing"]
 
 _SMALL_BYTES = 1 << 20
 """The largest storage in the small pool of CUDA's allocator."""
 
 
-class Count:
-    """A count of what is there now, its peak, and all that was ever added."""
+class Pool:
+    """Storages of one pool of CUDA's allocator: their bytes and number now, the peaks, and all that
+    were ever added.
+    """
 
-    __slots__ = ("added", "current", "peak")
+    __slots__ = ("added", "added_bytes", "count", "peak", "peak_bytes", "size_bytes")
 
     def __init__(self) -> None:
-        self.current = self.peak = self.added = 0
+        self.size_bytes = self.peak_bytes = self.added_bytes = 0
+        self.count = self.peak = self.added = 0
 
-    def add(self, difference: int) -> None:
-        """Count more, or less."""
-        self.current += difference
-        if difference > 0:
-            self.added += difference
-            self.peak = max(self.peak, self.current)
+    def add(self, size_bytes: int) -> None:
+        """Count a storage."""
+        self.added_bytes += size_bytes
+        self.size_bytes = size = self.size_bytes + size_bytes
+        self.peak_bytes = max(self.peak_bytes, size)
+        self.added += 1
+        self.count = count = self.count + 1
+        self.peak = max(self.peak, count)
 
-    def reset(self, *, peak: bool) -> None:
-        """Begin again with what is there, of the peak or of all that was added."""
-        if peak:
-            self.peak = self.current
-        else:
-            self.added = self.current
+    def remove(self, size_bytes: int) -> None:
+        """Count a storage no longer."""
+        self.size_bytes -= size_bytes
+        self.count -= 1
+
+    def reset_peak(self) -> None:
+        """Begin the peaks again with what is there."""
+        self.peak_bytes, self.peak = self.size_bytes, self.count
+
+    def reset_totals(self) -> None:
+        """Begin what was ever added again with what is there."""
+        self.added_bytes, self.added = self.size_bytes, self.count
 
 
 class TensorMemory(RankMemory):
@@ -54,34 +65,19 @@ class TensorMemory(RankMemory):
         The memory of the GPU, or the part of it that the program allows itself.
     refusals
         How often an operator found no memory.
-    small_bytes, large_bytes, all_count, small_count, large_count
-        Bytes and number of storages, by the pools of CUDA's allocator.
+    small_pool, large_pool
+        The storages by size.
     """
 
-    __slots__ = (
-        "_latest",
-        "all_count",
-        "host",
-        "large_bytes",
-        "large_count",
-        "limit_bytes",
-        "refusals",
-        "small_bytes",
-        "small_count",
-    )
+    __slots__ = ("_latest", "host", "large_pool", "limit_bytes", "refusals", "small_pool")
 
     def __init__(self) -> None:
         super().__init__()
         self.host = RankMemory()
         self.limit_bytes = sys.maxsize
         self.refusals = 0
-        self.small_bytes, self.large_bytes = Count(), Count()
-        self.all_count, self.small_count, self.large_count = Count(), Count(), Count()
+        self.small_pool, self.large_pool = Pool(), Pool()
         self._latest = (0, 0)  # the storage counted last, and the peak before it
-
-    def _counts(self) -> tuple[Count, ...]:
-        pools = (self.all_count, self.small_count, self.large_count)
-        return (self.small_bytes, self.large_bytes, *pools)
 
     def forget_latest_peak(self) -> None:
         """Set the peak as it was before the last storage, for which there is no memory."""
@@ -90,35 +86,33 @@ class TensorMemory(RankMemory):
     def reset_peak(self) -> None:
         """Begin the peak again with what is held."""
         self.peak_bytes = self.held_bytes
-        for count in self._counts():
-            count.reset(peak=True)
+        self.small_pool.reset_peak()
+        self.large_pool.reset_peak()
 
     def reset_totals(self) -> None:
         """Begin the totals again with what is held."""
-        for count in self._counts():
-            count.reset(peak=False)
+        self.small_pool.reset_totals()
+        self.large_pool.reset_totals()
         self.refusals = 0
 
     def hold(self, address: int, owner: Any, size_bytes: int) -> None:
         """Count a storage until it is freed, or its new size."""
         entry = self._known.get(address)
-        if entry is not None and entry[1] == size_bytes:
-            return
         if entry is not None:
-            self._add(-entry[1], -1)
+            if entry[1] == size_bytes:
+                return
+            self._pool(entry[1]).remove(entry[1])
         super().hold(address, owner, size_bytes)
-        self._add(size_bytes, 1)
+        self._pool(size_bytes).add(size_bytes)
 
     def release(self, address: int) -> None:
         """Stop counting a storage."""
-        self._add(-self._known[address][1], -1)
+        size_bytes = self._known[address][1]
+        self._pool(size_bytes).remove(size_bytes)
         super().release(address)
 
-    def _add(self, size_bytes: int, number: int) -> None:
-        is_small = abs(size_bytes) <= _SMALL_BYTES
-        (self.small_bytes if is_small else self.large_bytes).add(size_bytes)
-        (self.small_count if is_small else self.large_count).add(number)
-        self.all_count.add(number)
+    def _pool(self, size_bytes: int) -> Pool:
+        return self.small_pool if size_bytes <= _SMALL_BYTES else self.large_pool
 
     def hold_arrays(self, arrays: Iterable[Array]) -> None:
         """Do nothing: tensors are counted when they are created, not when they are passed to
