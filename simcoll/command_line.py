@@ -220,8 +220,8 @@ def _absent(error: CycloptsError) -> str:
     if not isinstance(error, MissingArgumentError) or error.argument is None:
         return ""
     argument = error.argument
-    named = error.keyword is not None or bool(argument.tokens)
-    if named or error.unused_tokens or argument.token_count()[0] != 1:
+    has_keyword = error.keyword is not None or bool(argument.tokens)
+    if has_keyword or error.unused_tokens or argument.token_count()[0] != 1:
         return ""
     return f"{' '.join(error.command_chain or ())} needs {argument.name}".strip()
 

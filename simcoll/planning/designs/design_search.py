@@ -289,12 +289,12 @@ def distinct(best: Sequence[Row]) -> list[Row]:
     """Designs without those that a better one of the same machine equals in time and memory: their
     mappings differ in what makes no difference there.
     """
-    first: dict[tuple[object, ...], Row] = {}
+    unequal: dict[tuple[object, ...], Row] = {}
     for row in best:
         result = row["result"]
         outcome = (result["tier"], result["time_fs"], result["memory_bytes"])
-        first.setdefault((alternative_name(row["point"]["case"]), *outcome), row)
-    return list(first.values())
+        unequal.setdefault((alternative_name(row["point"]["case"]), *outcome), row)
+    return list(unequal.values())
 
 
 def tight_of(rows: Sequence[Row]) -> str:
