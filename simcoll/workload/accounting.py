@@ -296,7 +296,8 @@ def _busiest_links(
     traffic = Traffic(ground, plans)
     carried = np.zeros(topology.nlinks, np.int64)
     for operation, count in costs:
-        carried += count * traffic.of(operation)
+        links, size_bytes = traffic.link_loads(operation)
+        carried[links] += count * size_bytes
     if not carried.any():
         return (), (0, "")
     needs = carried * 1e21 / topology.link_capacity_uBps

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from simcoll.arrays import Ints
 from simcoll.emulator.traces.scope_rows import MODULES, PHASES, scope_slices
 from simcoll.emulator.traces.trace_marks import MOST_LINKS, RED, counters, path_back
 from simcoll.workload.class_clock import Clock, Span
-from simcoll.workload.traffic import Traffic, alike
+from simcoll.workload.traffic import LinkLoads, Traffic, alike
 from simcoll.workload.workload import ComputeOperation, Operation, SendOperation, Workload
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ def _changes(workload: Workload, clock: Clock, plans: WorkloadPlans) -> dict[int
     """
     traffic = Traffic(workload, plans)
     operations = workload.unroll()
-    loads: dict[tuple[object, ...], Ints] = {}
+    loads: dict[tuple[object, ...], LinkLoads] = {}
     carried = np.zeros(plans.topology.nlinks, np.int64)
     lasts: dict[int, tuple[int, int]] = {}
     for span in clock.spans:
@@ -209,18 +208,19 @@ def _changes(workload: Workload, clock: Clock, plans: WorkloadPlans) -> dict[int
     for number, (begin, end) in lasts.items():
         key = alike(operations[number])
         if key not in loads:
-            loads[key] = traffic.of(operations[number])
-        if end > begin and np.any(loads[key]):
+            loads[key] = traffic.link_loads(operations[number])
+        if end > begin and len(loads[key].links):
             moving.append((begin, end, key))
-            carried += loads[key]
+            carried[loads[key].links] += loads[key].size_bytes
     link_count = max(1, min(MOST_LINKS, MOST_CHANGES // (2 * len(moving) or 1)))
     busiest = [
         link for link in np.argsort(-carried, kind="stable")[:link_count].tolist() if carried[link]
     ]
     changes: dict[int, dict[int, float]] = {link: defaultdict(float) for link in busiest}
+    on_busiest = {key: load.at(busiest) for key, load in loads.items()}
     for begin, end, key in moving:
-        for link in busiest:
-            rate = int(loads[key][link]) * 10**6 / (end - begin)
+        for link, size_bytes in zip(busiest, on_busiest[key], strict=True):
+            rate = size_bytes * 10**6 / (end - begin)
             if rate:
                 changes[link][begin] += rate
                 changes[link][end] -= rate

@@ -12,7 +12,7 @@ import pytest
 from simcoll.libraries.plans import library_call
 from simcoll.topology import load_topology
 from simcoll.workload.lower import WorkloadPlans
-from simcoll.workload.traffic import Traffic
+from simcoll.workload.traffic import LinkLoads, Traffic
 from simcoll.workload.workload import CallOperation, Workload
 
 CALLS = (
@@ -54,3 +54,11 @@ def test_a_link_carries_the_bytes_of_its_pairs_on_the_wire(
         expected[links[links >= 0]] += -(-nbytes * factor.numerator // factor.denominator)
     assert load.tolist() == expected.tolist()
     assert load.any()
+
+
+def test_loads_hold_the_links_that_carry_bytes():
+    dense = np.array([0, 5, 0, 2**40, 0])
+    loads = LinkLoads.of(dense)
+    assert loads.links.tolist() == [1, 3]
+    assert loads.at([4, 3, 1, 0]) == [0, 2**40, 5, 0]
+    assert LinkLoads.of(np.zeros(3, np.int64)).at([2, 0]) == [0, 0]
