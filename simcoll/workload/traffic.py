@@ -37,8 +37,8 @@ would cost a pass over all links (1,024 pairs on a million links: 10 s).
 class LinkLoads(NamedTuple):
     """Bytes on the links that carry any, in order of the links.
 
-    With a number for each of 788,480 links, the operations of a step of 131,072 GPUs took 1 GB; each
-    uses a few percent of the links.
+    With a number for each of 788,480 links, the operations of a step of 131,072 GPUs took 1 GB;
+    each uses a few percent of the links.
     """
 
     links: Shorts
