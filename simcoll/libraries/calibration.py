@@ -5,7 +5,8 @@ A prediction under a calibration is ``(launch + library) x correction``. ``libra
 library's time with its rates times ``rate``, its fabric latency plus ``fabric_latency``, and its
 growth of LL's latency times ``growth``. Where that is longer than ``hidden_from``, it hides a part
 of the launch. ``correction`` is that of the size; it applies only to the collective and number of
-ranks fitted. Of few rows, launch and rate fade with the distance from the rows that showed them.
+ranks fitted. Launch and rate fade with the distance from the rows that showed them, and a rate may
+be that of one algorithm.
 """
 
 from __future__ import annotations
@@ -101,6 +102,11 @@ class Calibration:
     rate_scatter, rate_bytes
         How far measured rates lie from this one for each doubling of the size beyond or below
         ``rate_bytes``, at which it was measured. 0 if the rate does not fade.
+    rate_algorithm
+        The algorithm whose rates it is a factor of; empty for all.
+    launch_size_scatter, launch_bytes
+        The same as ``launch_scatter`` of a negative launch, for each doubling of the size beyond
+        ``launch_bytes``. A launch above 0 stays, as times would fall where it fades.
     """
 
     launch_fs: int = 0
@@ -116,6 +122,9 @@ class Calibration:
     launch_scatter: Fraction = Fraction(0)
     rate_scatter: Fraction = Fraction(0)
     rate_bytes: int = 0
+    rate_algorithm: str = ""
+    launch_size_scatter: Fraction = Fraction(0)
+    launch_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("launch_fs", "fabric_latency_fs", "hidden_from_fs"):
@@ -123,11 +132,13 @@ class Calibration:
                 raise ConfigError(f"{name} {getattr(self, name)} is out of range")
         if self.hidden_from_fs < 0:
             raise ConfigError(f"hidden_from_fs must be at least 0, got {self.hidden_from_fs}")
-        for name in ("launch_scatter", "rate_scatter"):
+        for name in ("launch_scatter", "launch_size_scatter", "rate_scatter"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must lie in 0..1, got {float(getattr(self, name)):g}")
         if self.rate_scatter and self.rate_bytes < 1:
             raise ConfigError(f"rate_bytes must be at least 1, got {self.rate_bytes}")
+        if self.launch_size_scatter and self.launch_bytes < 1:
+            raise ConfigError(f"launch_bytes must be at least 1, got {self.launch_bytes}")
         factors = [("rate", self.rate), ("growth", self.growth)]
         factors += [
             ("a correction", factor)
@@ -152,7 +163,7 @@ class Calibration:
                 return correction.factor(size_bytes)
         return Fraction(1)
 
-    def launched_fs(self, time_fs: int) -> Fraction:
+    def launched_fs(self, time_fs: int, size_bytes: int = 0) -> Fraction:
         """The library's time with the launch offset, a negative one leaving at least
         :data:`LEAST_SHARE`.
 
@@ -160,22 +171,28 @@ class Calibration:
         >>> [int(calibration.launched_fs(time_fs)) for time_fs in (10, 20, 200)]
         [20, 30, 201]
         """
-        beside_fs, launched_fs = self.hidden_from_fs, time_fs + self.launch_fs
+        beside_fs, launch_fs = self.hidden_from_fs, self._launch_beside(time_fs, size_bytes)
+        launched_fs = time_fs + launch_fs
         if 0 < beside_fs < time_fs:
-            launch_fs = self._launch_beside(time_fs)
             launch_square = (beside_fs + launch_fs) ** 2 - beside_fs**2
             launched_fs = math.isqrt(max(0, time_fs**2 + launch_square))
         return max(Fraction(launched_fs), time_fs * LEAST_SHARE)
 
-    def _launch_beside(self, time_fs: int) -> int:
-        """The launch that a longer operation than that of its row would show."""
-        if not (self.launch_scatter and self.launch_fs):
+    def _launch_beside(self, time_fs: int, size_bytes: int) -> int:
+        """The launch that a longer or larger operation than that of its row would show."""
+        beside_fs, scatter = self.hidden_from_fs, 0.0
+        if not (self.launch_fs and beside_fs):
             return self.launch_fs
-        doublings = math.log2(time_fs / self.hidden_from_fs)
-        longer = Fraction(self.hidden_from_fs + self.launch_fs, self.hidden_from_fs)
+        if time_fs > beside_fs:
+            scatter = float(self.launch_scatter) * math.log2(time_fs / beside_fs)
+        if self.launch_fs < 0 and self.launch_size_scatter and size_bytes > self.launch_bytes:
+            doublings = math.log2(size_bytes / self.launch_bytes)
+            scatter = math.hypot(scatter, float(self.launch_size_scatter) * doublings)
+        if not scatter:
+            return self.launch_fs
+        longer = Fraction(beside_fs + self.launch_fs, beside_fs)
         late = math.log(max(longer, LEAST_SHARE))
-        share = share_beyond(float(self.launch_scatter) * doublings, late)
-        return int(share * self.launch_fs)
+        return int(share_beyond(scatter, late) * self.launch_fs)
 
     def rate_shares(self, size_bytes: Floats) -> Floats:
         """The share of the deviation of the rate that holds for sizes.
@@ -186,13 +203,15 @@ class Calibration:
         >>> calibration.rate_shares(np.array([32, 512, 1024, 2048])).round(2).tolist()
         [0.53, 0.97, 1.0, 0.97]
         """
+        if not self.rate_scatter:
+            return np.ones_like(size_bytes)
         doublings = np.log2(size_bytes / self.rate_bytes)
         return np.array(share_beyond(float(self.rate_scatter) * doublings, math.log(self.rate)))
 
     def corrected_fs(self, time_fs: int, collective: str, nranks: int, size_bytes: int) -> int:
         """The time with the launch offset and the correction for its size."""
         factor = self.factor(collective, nranks, size_bytes)
-        return max(1, int(self.launched_fs(time_fs) * factor))
+        return max(1, int(self.launched_fs(time_fs, size_bytes) * factor))
 
     def tuning_rows(self, collective: str, nranks: int, nnodes: int) -> tuple[TunedCost, ...]:
         """NCCL's own table for a collective with these numbers of ranks and nodes; empty if none
@@ -257,9 +276,12 @@ class _CalibrationFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     launch: str = "0"
     hidden_from: str = "0"
     launch_scatter: float = 0.0
+    launch_size_scatter: float = 0.0
+    launch_size: str = "0"
     rate: float = 1.0
     rate_scatter: float = 0.0
     rate_size: str = "0"
+    rate_algorithm: str = ""
     fabric_latency: str = "0"
     growth: float = 1.0
     correction: list[_Correction] = []
@@ -291,15 +313,15 @@ def _scatter(value: float, key: str, file: str | None) -> Fraction:
     return Fraction(str(value))
 
 
-def _rate_bytes(record: _CalibrationFile, file: str | None) -> int:
-    """The size at which the rate was measured."""
-    size_bytes = parse_size(record.rate_size, what="rate_size", file=file, path="$.rate_size")
-    if record.rate_scatter and size_bytes < 1:
+def _row_bytes(text: str, scatter: float, key: str, file: str | None) -> int:
+    """The size at which a number that fades was measured."""
+    size_bytes = parse_size(text, what=key, file=file, path=f"$.{key}")
+    if scatter and size_bytes < 1:
         raise ConfigError(
-            "a rate with rate_scatter needs the size at which it was measured, got "
-            f"{record.rate_size!r}",
+            f"a {key.partition('_')[0]} that fades needs the size at which it was measured, got "
+            f"{text!r}",
             file=file,
-            path="$.rate_size",
+            path=f"$.{key}",
         )
     return size_bytes
 
@@ -358,7 +380,10 @@ def parse_calibration(data: Content, file: str | None = None) -> Calibration:
         parse_time(record.hidden_from, what="hidden_from", file=file, path="$.hidden_from"),
         _scatter(record.launch_scatter, "launch_scatter", file),
         _scatter(record.rate_scatter, "rate_scatter", file),
-        _rate_bytes(record, file),
+        _row_bytes(record.rate_size, record.rate_scatter, "rate_size", file),
+        record.rate_algorithm,
+        _scatter(record.launch_size_scatter, "launch_size_scatter", file),
+        _row_bytes(record.launch_size, record.launch_size_scatter, "launch_size", file),
     )
 
 
@@ -394,6 +419,11 @@ def _scatter_line(name: str, scatter: Fraction) -> list[str]:
     return [f"{name}_scatter = {float(scatter):.6f}"] * (scatter > 0)
 
 
+def _size_line(name: str, size_bytes: int) -> list[str]:
+    """The line of the size at which a number was measured; none without one."""
+    return [f'{name}_size = "{size_bytes}"'] * (size_bytes > 0)
+
+
 def calibration_toml(calibration: Calibration) -> str:
     """The text of a calibration file; equal calibrations yield equal text.
 
@@ -418,9 +448,15 @@ def calibration_toml(calibration: Calibration) -> str:
         f"launch = {_us(calibration.launch_fs)}",
         *([f"hidden_from = {_us(calibration.hidden_from_fs)}"] * (calibration.hidden_from_fs > 0)),
         *_scatter_line("launch", calibration.launch_scatter),
+        *_scatter_line("launch_size", calibration.launch_size_scatter),
+        *_size_line("launch", calibration.launch_bytes),
         f"rate = {float(calibration.rate):.6f}",
         *_scatter_line("rate", calibration.rate_scatter),
-        *([f'rate_size = "{calibration.rate_bytes}"'] * (calibration.rate_bytes > 0)),
+        *_size_line("rate", calibration.rate_bytes),
+        *(
+            [f"rate_algorithm = {_text(calibration.rate_algorithm)}"]
+            * bool(calibration.rate_algorithm)
+        ),
         f"fabric_latency = {_us(calibration.fabric_latency_fs)}",
         f"growth = {float(calibration.growth):.6f}",
     ]

@@ -110,11 +110,16 @@ def costs(question: Question, size_bytes: Floats) -> list[Cost]:
     """
     calibration = question.calibration
     calibrated = _costs_at_one_rate(question, size_bytes)
-    if calibration is None or not calibration.rate_scatter:
+    if calibration is None or not (calibration.rate_scatter or calibration.rate_algorithm):
         return calibrated
     shares = calibration.rate_shares(size_bytes)
     plain = _costs_at_one_rate(_at_full_rate(question), size_bytes)
-    return [_blend_costs(cost, full, shares) for cost, full in zip(plain, calibrated, strict=True)]
+    return [
+        _blend_costs(cost, full, shares)
+        if calibration.rate_algorithm in {"", cost.algorithm}
+        else cost
+        for cost, full in zip(plain, calibrated, strict=True)
+    ]
 
 
 @lru_cache(maxsize=256)

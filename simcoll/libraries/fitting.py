@@ -23,30 +23,36 @@ if the rows determine it; others keep their neutral value.
 #   machine, give the same calibration file; the last bits of a continuous optimum would not.
 # - Parameters are added one by one and stay only for a real gain (GAIN, LEAST_GAIN). All at once
 #   they would trade with each other: with few rows, a slow fabric looks much like a lower rate.
-# - What remains is kept as a correction by size, damped by SHARE_OF_RESIDUAL, and only for the
-#   collective and ranks that showed it.
+# - What remains is kept as a correction by size, and only for the collective and ranks that showed
+#   it (``residuals.py``). Within one choice it never falls by more than the time grows.
 # - Few rows cannot judge their own fit by leaving some out. So the launch is then drawn towards
 #   none, by the positive part of James and Stein: a deviation x counts 1 - (scatter / x)^2, and
 #   nothing below the scatter of rows about the two-point calibrations of that library, in a node or
 #   over several, which its file states. And launch and rate fade with the distance to the rows that
 #   showed them, as rows of the library do: at one doubling of the size of the rate's row others
 #   deviate from it by 1.3 %, at four by 8 %, as much as they deviate without a calibration.
+# - A machine that is slower than predicted at its end is so at other sizes, too, and with other
+#   algorithms; one that is faster is so near there: of a rate that is too high by 2 to 6 % in a
+#   node, two thirds are left at half of the size, and none at an eighth. So rates above 1 fade
+#   sooner and are those of their algorithm, and a launch below 0 also fades with the size.
 # - Many rows judge five forms of a fit by leaving some out. Of six rows, four are left out, which
-#   mostly tell noise: the form with the least error of those made the median error of large sizes
-#   2.0 %, launch and rate of the ends with corrections always 1.6 %.
+#   mostly tell noise: forms that they prefer by a third made the mean error of large sizes 3.2 %,
+#   launch and rate of the ends with a correction always 2.8 %.
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 from statistics import median, median_low
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from simcoll.arrays import Floats
 from simcoll.core.collective import collective_kind
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.logs.nccl_tuning import TuningTable
@@ -62,6 +68,7 @@ from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.prediction import choose, in_time, launched_us
 from simcoll.libraries.question import Question, question_on
+from simcoll.libraries.residuals import SizePoint, deviations, without_falls
 from simcoll.topology import Topology
 from simcoll.units import counted, format_size, format_time
 
@@ -89,16 +96,18 @@ correction.
 
 WARM_UP = 1.5
 """A first row that takes this many times its successor's time is considered warm-up."""
+DISTURBED = 1.5
+"""A row that takes this many times the time of a larger size says nothing about other sizes."""
 SMALL_BYTES = 2**20
 """Largest size at which a launch offset is visible; in larger rows it would absorb other errors."""
 ROWS_FOR_MORE = 4
 """Number of rows from which growth and fabric latency are also tried."""
 ROWS_FOR_CORRECTION = 6
-SHARE_OF_RESIDUAL = 0.8
-"""Share of the residual that the correction absorbs; the rest is considered noise."""
-LATENCY_BYTES, EVEN = 2**16, 0.03
-"""Below this size, time is mostly latency: a correction between rows follows the predicted time,
-and to this degree the size.
+ROWS_FOR_FORMS = 12
+"""Number of rows from which the form of a fit is chosen by leaving some out."""
+CERTAIN = 0.9
+"""Share of the growth between finer sizes by which a correction may fall: times may be flatter
+between those.
 """
 GAIN, LEAST_GAIN = 0.2, 0.005
 """Least reduction, as a share of the mean error and of the times, for which another parameter is
@@ -248,9 +257,7 @@ class LibraryFormula:
 
     def __call__(self, sizes: Sequence[int], calibration: Calibration) -> list[int]:
         """Predict in femtoseconds."""
-        if self.tuning:
-            calibration = replace(calibration, tuning=self.tuning)
-        question = replace(self.question, calibration=calibration)
+        question = self._question(calibration)
         size_bytes = np.array(sizes, float)
         costs, picks = choose(question, size_bytes)
         times_us = np.array([cost.time_us(size_bytes) for cost in costs])[
@@ -261,6 +268,16 @@ class LibraryFormula:
             calibration.corrected_fs(in_time(time), question.collective, question.nranks, size)
             for size, time in zip(sizes, launched, strict=True)
         ]
+
+    def choices(self, sizes: Sequence[int], calibration: Calibration) -> list[tuple[str, str]]:
+        """Algorithm and protocol for sizes."""
+        costs, picks = choose(self._question(calibration), np.array(sizes, float))
+        return [(costs[pick].algorithm, costs[pick].protocol) for pick in picks.tolist()]
+
+    def _question(self, calibration: Calibration) -> Question:
+        if self.tuning:
+            calibration = replace(calibration, tuning=self.tuning)
+        return replace(self.question, calibration=calibration)
 
     def scatter(self, parameter: str) -> float:
         """The scatter of rows about two-point calibrations (``scatter`` of a library file), as a
@@ -345,8 +362,7 @@ class _FitForm(NamedTuple):
 
 
 _EVERYTHING = _FitForm(ends_only=False, all_parameters=True, corrected=True)
-_OF_FEW_ROWS = _EVERYTHING._replace(drawn=True)
-_OF_ENDS = _FitForm(ends_only=True, all_parameters=False, corrected=True)
+_OF_ENDS = _FitForm(ends_only=True, all_parameters=False, corrected=True, drawn=True)
 _OTHER_FORMS = (
     _EVERYTHING,
     _FitForm(ends_only=False, all_parameters=True, corrected=False),
@@ -354,10 +370,7 @@ _OTHER_FORMS = (
     _FitForm(ends_only=True, all_parameters=False, corrected=False),
 )
 CLEARLY_BETTER = Fraction(2, 3)
-"""Share of the error of the ends' form that another must stay below to be taken. With 1, 0.9, 0.8,
-2/3 and 0.5, six points of the published tables were off by 4.5 / 5.2 / 2.0, 4.2 / 5.2 / 1.9,
-4.2 / 4.9 / 1.7, 4.0 / 4.6 / 1.6 and 4.1 / 4.7 / 1.6 %.
-"""
+"""Share of the error of the ends' form that another must stay below to be taken."""
 
 
 class _Data(NamedTuple):
@@ -384,8 +397,8 @@ def _best_form(data: _Data) -> _FitForm:
         return _EVERYTHING
     ends = set(_ends(data.rows))
     between = [row for row in data.rows if row not in ends]
-    if len(data.rows) < ROWS_FOR_CORRECTION or not between:
-        return _OF_FEW_ROWS
+    if len(data.rows) < ROWS_FOR_FORMS or not between:
+        return _OF_ENDS
     folds = [between[start::FOLDS] for start in range(min(FOLDS, len(between)))]
     errors = {
         form: sum(_errors_without(data, form, unknown) for unknown in folds)
@@ -407,11 +420,12 @@ def _errors_without(data: _Data, form: _FitForm, unknown: Sequence[_FitRow]) -> 
 
 def _ends(rows: Sequence[_FitRow]) -> list[_FitRow]:
     """The rows of the least and the greatest size of each series."""
-    return [
+    ends = {
         end(row for row in rows if row.series == number)
-        for number in sorted({row.series for row in rows})
+        for number in {row.series for row in rows}
         for end in (min, max)
-    ]
+    }
+    return sorted(ends)
 
 
 def _fit_in_form(data: _Data, form: _FitForm, absent: int = 0) -> Calibration:
@@ -428,9 +442,8 @@ def _fit_in_form(data: _Data, form: _FitForm, absent: int = 0) -> Calibration:
         calibration = _of_few_rows(calibration, data.series, basis)
     if not form.corrected:
         return calibration
-    corrections = _corrections(
-        data.series, data.rows, data.bare_times, calibration, ROWS_FOR_CORRECTION - absent
-    )
+    least_rows = ROWS_FOR_CORRECTION - absent
+    corrections = _corrections(data.series, data.rows, calibration, least_rows)
     return replace(calibration, corrections=corrections)
 
 
@@ -447,11 +460,31 @@ def _of_few_rows(
     if calibration.launch_fs:
         launch_scatter = _scatter(series, "launch_doubling")
         calibration = replace(calibration, launch_scatter=launch_scatter)
+    size_scatter = _scatter(series, "launch_size_doubling")
+    if calibration.launch_fs < 0 and size_scatter:
+        smallest = min(row.size_bytes for row in rows)
+        calibration = replace(calibration, launch_size_scatter=size_scatter, launch_bytes=smallest)
+    if calibration.rate == 1:
+        return calibration
+    largest = max(row.size_bytes for row in rows)
     rate_scatter = _scatter(series, "rate_doubling")
-    if calibration.rate != 1 and rate_scatter:
-        largest = max(row.size_bytes for row in rows)
+    if calibration.rate > 1:
+        rate_scatter = _scatter(series, "faster_doubling")
+        calibration = replace(calibration, rate_algorithm=_algorithm(series, calibration, largest))
+    if rate_scatter:
         calibration = replace(calibration, rate_scatter=rate_scatter, rate_bytes=largest)
     return calibration
+
+
+def _algorithm(series: Sequence[Series], calibration: Calibration, size_bytes: int) -> str:
+    """The algorithm of a size in all series; empty if it differs, or if no library tells."""
+    algorithms = {
+        predictor.choices([size_bytes], calibration)[0][0]
+        if isinstance(predictor := table.predictor, LibraryFormula)
+        else ""
+        for table in series
+    }
+    return algorithms.pop() if len(algorithms) == 1 else ""
 
 
 def _scatter(series: Sequence[Series], parameter: str) -> Fraction:
@@ -643,65 +676,88 @@ def _descend(
 def _corrections(
     series: Sequence[Series],
     rows: Sequence[_FitRow],
-    bare_times: _BareTimes,
     calibration: Calibration,
     least_rows: int,
 ) -> tuple[Correction, ...]:
-    """The residual by size, for every series with enough rows.
-
-    The least size keeps its full deviation, since sizes that take as long deviate equally.
-    """
+    """The residual by size, for every series with enough rows."""
     corrections = []
-    without_launch = replace(calibration, launch_fs=0, hidden_from_fs=0)
     for number, table in enumerate(series):
-        table_rows = [row for row in rows if row.series == number]
-        if len(table_rows) < least_rows:
-            continue
-        residuals = [
-            math.log(row.time_fs / max(float(calibration.launched_fs(bare_fs)), row.time_fs / 20))
-            for bare_fs, row in zip(
-                bare_times.of(table_rows, without_launch), table_rows, strict=True
-            )
-        ]
-        damped = [residuals[0], *(SHARE_OF_RESIDUAL * residual for residual in residuals[1:])]
-        points = _finer([row.size_bytes for row in table_rows], damped, table, calibration)
-        bounded = (
-            (size, min(max(math.exp(value), float(LEAST)), float(MOST))) for size, value in points
-        )
-        factors = tuple((size, in_millionths(factor)) for size, factor in bounded)
-        corrections.append(Correction(table.collective, table.nranks, factors))
+        times_fs = {row.size_bytes: row.time_fs for row in rows if row.series == number}
+        if len(times_fs) >= least_rows:
+            points = _residual_curve(table, _times_without_disturbance(times_fs), calibration)
+            corrections.append(Correction(table.collective, table.nranks, points))
     return tuple(corrections)
 
 
-def _finer(
-    sizes: Sequence[int], values: Sequence[float], series: Series, calibration: Calibration
-) -> list[tuple[int, float]]:
-    """The points with doublings of small sizes between them, whose values follow the predicted
-    time.
-
-    From 8 B to some KiB times are nearly constant and only then grow, so the deviation at 64 KiB
-    says little about 1 KiB.
+def _times_without_disturbance(measured_fs: Mapping[int, int]) -> dict[int, int]:
+    """The times that are not far above that of a larger size, as those are that another job
+    disturbed.
     """
-    powers = {
-        1 << power
-        for power in range(LATENCY_BYTES.bit_length())
-        if sizes[0] < 1 << power < LATENCY_BYTES
-    }
-    grid = sorted({*sizes, *(size for size in powers if size < sizes[-1])})
-    times_fs = series.predictor(grid, calibration)
-    log_time = {
-        size: math.log(max(time_fs, 1)) for size, time_fs in zip(grid, times_fs, strict=True)
-    }
-    points = []
-    for size in grid:
-        upper = bisect_right(sizes, size)
-        value = values[upper - 1]
-        if size not in sizes:
-            low, high = sizes[upper - 1], sizes[upper]
-            growth = max(log_time[size] - log_time[low], 0.0) + EVEN * math.log(
-                size / low
-            ) / math.log(high / low)
-            share = min(1.0, growth / (max(log_time[high] - log_time[low], 0.0) + EVEN))
-            value += share * (values[upper] - value)
-        points.append((size, value))
-    return points
+    times_fs: dict[int, int] = {}
+    least_fs = math.inf
+    for size, time_fs in sorted(measured_fs.items(), reverse=True):
+        least_fs = min(least_fs, time_fs)
+        if time_fs <= DISTURBED * least_fs:
+            times_fs[size] = time_fs
+    return times_fs
+
+
+def _residual_curve(
+    series: Series, measured_fs: Mapping[int, int], calibration: Calibration
+) -> tuple[tuple[int, Fraction], ...]:
+    """Measured over predicted time at the measured sizes and at two for each doubling between."""
+    sizes = sorted(measured_fs)
+    fine, grid = (sorted({*sizes, *_size_steps(sizes, steps)}) for steps in (16, 2))
+    point_of_size = dict(zip(fine, _size_points(series, fine, calibration), strict=True))
+    residuals = [
+        math.log(measured_fs[size] / max(point_of_size[size].time_fs, measured_fs[size] / 20))
+        for size in sizes
+    ]
+    rows, points = ([point_of_size[size] for size in some] for some in (sizes, grid))
+    growths = _least_growths(points, list(point_of_size.values()))
+    limits = math.log(LEAST), math.log(MOST)
+    values = np.clip(without_falls(deviations(rows, residuals, points), growths), *limits)
+    return tuple(
+        (size, in_millionths(math.exp(value)))
+        for size, value in zip(grid, values.tolist(), strict=True)
+    )
+
+
+def _size_steps(sizes: Sequence[int], steps: int) -> list[int]:
+    """Sizes between the first and the last, so many for each doubling, and those right below
+    powers of two, at which many times jump.
+    """
+    smallest, greatest = sizes[0], sizes[-1]
+    powers = range(steps * (smallest.bit_length() - 1), steps * greatest.bit_length() + 1)
+    sizes_of_powers = {int(2 ** (power / steps)) for power in powers}
+    below_jumps = {(1 << power) - 1 for power in range(greatest.bit_length())}
+    return [size for size in sizes_of_powers | below_jumps if smallest < size < greatest]
+
+
+def _size_points(series: Series, sizes: Sequence[int], calibration: Calibration) -> list[SizePoint]:
+    times_fs = series.predictor(sizes, calibration)
+    choices = [("", "")] * len(sizes)
+    if isinstance(series.predictor, LibraryFormula):
+        choices = series.predictor.choices(sizes, calibration)
+    return [SizePoint(*values) for values in zip(sizes, times_fs, choices, strict=True)]
+
+
+def _least_growths(grid: Sequence[SizePoint], fine: Sequence[SizePoint]) -> Floats:
+    """By how much, in logarithms, times grow at least between neighbours on a grid: as slowly as
+    within one choice at any finer size there, or next to there unless they are next to each other.
+    """
+    slopes = [
+        math.log(max(1, larger.time_fs) / max(1, smaller.time_fs))
+        / math.log(larger.size_bytes / smaller.size_bytes)
+        if smaller.choice == larger.choice
+        else math.inf
+        for smaller, larger in pairwise(fine)
+    ]
+    sizes = [point.size_bytes for point in fine]
+    growths = []
+    for low, high in pairwise(grid):
+        start, end = bisect_left(sizes, low.size_bytes), bisect_left(sizes, high.size_bytes)
+        around = (start, end) if high.size_bytes == low.size_bytes + 1 else (start - 1, end + 1)
+        slope = max(0.0, min(slopes[max(0, around[0]) : around[1]]))
+        growths.append(CERTAIN * slope * math.log(high.size_bytes / low.size_bytes))
+    return np.array([growth if math.isfinite(growth) else 0.0 for growth in growths])

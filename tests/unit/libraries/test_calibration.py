@@ -109,7 +109,11 @@ HEAD = 'format = "simcoll-calibration"\nversion = 1\n'
         (HEAD + "rate = nan", r"\$\.rate: expected a factor .* got nan"),
         (HEAD + "rate_scatter = 2", r"\$\.rate_scatter: expected a share from 0 to 1, got 2.0"),
         (HEAD + "launch_scatter = nan", r"\$\.launch_scatter: expected a share from 0 to 1"),
-        (HEAD + "rate_scatter = 0.1", r"\$\.rate_size: a rate with rate_scatter needs the size"),
+        (HEAD + "rate_scatter = 0.1", r"\$\.rate_size: a rate that fades needs the size at which"),
+        (
+            HEAD + "launch_size_scatter = 0.1",
+            r"\$\.launch_size: a launch that fades needs the size",
+        ),
         (HEAD + "rate = inf", r"\$\.rate: expected a factor .* got inf"),
         (
             HEAD + "[[correction]]\ncollective = 'a'\nranks = 2\npoints = {}",
@@ -180,6 +184,7 @@ def test_tuning_is_that_of_the_ranks():
         {"launch_fs": 2**63},
         {"rate_scatter": Fraction(2)},
         {"launch_scatter": Fraction(-1)},
+        {"launch_size_scatter": Fraction(2)},
     ],
 )
 def test_numbers_out_of_range_are_refused(change):
