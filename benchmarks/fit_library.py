@@ -101,6 +101,8 @@ def priors() -> dict[str, tuple[float, float]]:
             found[place + "simple_start"] = (8.0, 0.8)
         if kind in {"ampere", "hopper", "blackwell"}:
             found[place + "p2p_channel_rate"] = (20.0, 0.3)
+        if kind in {"hopper", "blackwell"}:
+            found[place + "net_ll_share"] = (1.0, 0.3)
         if kind in {"mi300", "mi355"}:
             found[place + "all_pairs_ll_start"] = (13.0, 0.3)
             found[place + "all_pairs_ll_share"] = (0.3, 0.3)

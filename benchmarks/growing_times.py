@@ -9,6 +9,7 @@ time after it is below the 90 % interval of the time before. Its cause is
 * *limit*, if none is wide without ``NCCL_MAX_CTAS``, which the libraries' estimates do not count;
 * *measured*, if times fall in half of the published tables of the library, GPUs and network that
   leave this choice for the same protocol;
+* *reported*, if its makers published that the library leaves this choice too late;
 * *links*, if none is wide without the variables that choose links;
 * *fit* otherwise: the times before or after are wrong, or no table has them.
 """
@@ -47,6 +48,8 @@ LINKS = (
     *("NCCL_NET_GDR_LEVEL=LOC", "NCCL_BUFFSIZE=65536", "NCCL_CROSS_NIC=0"),
 )
 """Variables that choose links."""
+REPORTED = {("rccl", "LL128", "Simple"): "https://github.com/ROCm/rocm-systems/pull/9406"}
+"""Changes of a protocol after which the makers of a library measured less time, and where."""
 SLIGHT = 1e-9
 """Share of a time that rounding may take."""
 NEAR = 4
@@ -115,8 +118,10 @@ class Fall:
 
 
 def kind_of(question: Question) -> str:
-    """Library, GPUs and links, in words."""
+    """Library, GPUs and links, in words; the choice is the same over InfiniBand and RoCE."""
     links = question.fabric.partition(".")[2] or f"one node, {question.machine.inside}"
+    if links in corrected.VERBS:
+        links = "InfiniBand or RoCE"
     return f"{question.library.name}, {question.machine.generation}, {links}"
 
 
@@ -172,6 +177,9 @@ def cause(topology: Topology, question: Question, fall: Fall) -> str:
     before, after = fall.title.split(" to ")
     if (fall.kind, f"{before} to {after.split()[1]}") in measured_falls():
         return "measured"
+    protocols = before.split()[1], after.split()[1]
+    if (question.library.name, *protocols) in REPORTED:
+        return "reported"
     return "fit" if usual == environment or is_left(usual) else "links"
 
 

@@ -154,20 +154,25 @@ REASONS = """
   takes longer (LL, 415 us) than 2 MiB (LL128, 319 us). Two points, of which one is 8 B, calibrate a ring, and not what runs from 1 KiB on: rows below 16 KiB lie 14 % from such a
   calibration in a node, and 24 % over several, so that a launch counts only beyond that.
 * **Times grow with the size** as long as algorithm and protocol stay: `python benchmarks/growing_times.py 10000` found no fall in 10,000 random
-  combinations of machine, variables and collective, with 80 sizes each (173 s of CPU time). Where the choice changes, a larger size took less time 882 times: NCCL, RCCL, or the rule
-  of a machine without graphs, leaves a choice too late there, as it does on two nodes of A100 (135 us at 512 KiB, 120 at 1 MiB). 383 of the 882 fall below the 90 % interval of the
+  combinations of machine, variables and collective, with 80 sizes each (64 s of CPU time). Where the choice changes, a larger size took less time 716 times: NCCL, RCCL, or the rule
+  of a machine without graphs, leaves a choice too late there, as it does on two nodes of A100 (135 us at 512 KiB, 120 at 1 MiB). 292 of the 716 fall below the 90 % interval of the
   time before. The benchmark lists them by change, machine and cause:
 
-  | of 383 | where | cause |
+  | of 292 | where | cause |
   |---|---|---|
-  | 152 | mostly one node of NVLink or xGMI, from LL | `NCCL_MAX_CTAS`, without which none is left: times count the limit, the estimates of NCCL and RCCL do not, so that they leave LL where all channels should. NCCL's host code does so too: on 8 A100 at 2 MiB, and on 8 H100 at 4 MiB of all_gather, with 24 channels as with limits of 4 and 8, and with the same estimate |
-  | 60 | Slingshot of Alps, from a ring under LL to Simple | NCCL with that plugin: 4 nodes were measured at 1,481 us for 1 MiB under LL, and at 210 for 2 MiB. That the other collectives fall as far is not measured |
-  | 7 | MI300X, trees over RoCE from LL to LL128, and rings from LL to MSCCL++ | RCCL's sizes: 415 us were measured for 1 MiB, and 319 for 2 MiB |
-  | 31 | sockets, a single NIC, or no peer access | variables that choose links, without which none is left; not measured |
-  | 133 | RCCL over nodes (88), rings over nodes of NCCL (27), racks of Blackwell (17), one other | not explained, or not measured: RCCL leaves LL and LL128 by sizes alone, and no table has its rings under LL over nodes, whose rate is RCCL's own number, 0.08 of that of all channels. In a rack of 16 and more Blackwell GPUs, no table has a ring under LL |
+  | 135 | mostly one node of NVLink or xGMI, from LL | `NCCL_MAX_CTAS`, without which none is left: times count the limit, the estimates of NCCL and RCCL do not, so that they leave LL where all channels should. NCCL's host code does so too: on 8 A100 at 2 MiB, and on 8 H100 at 4 MiB of all_gather, with 24 channels as with limits of 4 and 8, and with the same estimate |
+  | 59 | Slingshot of Alps, from a ring under LL to Simple | NCCL with that plugin: 4 nodes were measured at 1,481 us for 1 MiB under LL, and at 210 for 2 MiB. That the other collectives fall as far is not measured |
+  | 15 | MI300X, trees from LL to LL128 over nodes, and rings from LL to MSCCL++ | RCCL's sizes: 415 us were measured for 1 MiB, and 319 for 2 MiB |
+  | 25 | AMD's GPUs over nodes, from LL128 to Simple | RCCL's sizes: AMD measured 809 us for 64 MiB on 16 MI350X under LL128, where they had it, and 661 under Simple (github.com/ROCm/rocm-systems, pull request 9406) |
+  | 33 | sockets, a single NIC, or no peer access | variables that choose links, without which none is left; not measured |
+  | 17 | racks of 16 and more Blackwell GPUs, from a ring under LL to reduction in switches | not measured: a hop of LL takes 1.3 us on 2 to 8 of these GPUs, on a straight line, and NCCL counts 0.6 and leaves LL late; reduction in switches was measured on 8 |
+  | 8 | rings under LL of V100 over nodes (3), trees under Simple of AMD's GPUs over nodes (4), one without peer access | not explained, or not measured |
 
-  LL has the lowest of three rates over nodes: half of what the network carries, since half of its bytes are flags; what kernels reach, by which RCCL's 0.08 is meant; and a share of NCCL's limit for hosts
-  (`correction.net_ll_share`), for broadcast and reduce the whole limit, since no table has them. Two DGX Spark, with one NIC each and host memory in between, are slower than that: 49 % off.
+  LL has the lowest of three rates over nodes: half of what the network carries, since half of its bytes are flags; what kernels reach; and a share of NCCL's limit for hosts. On Hopper and Blackwell over
+  InfiniBand and RoCE all of that limit, or 0.87 (`class.*.net_ll_share`): an all_gather on two nodes of H200 or B200 takes 5 to 8 us longer at 512 KiB than at 64 KiB, and 27 if A100 and plugins
+  decide, which reach 0.41 (`correction.net_ll_share`). For broadcast and reduce it is the whole limit, since no table has them. RCCL's number for kernels, 0.08 of all channels, holds for trees (on 16 MI355X 32 KiB more take
+  2.7 us, predicted 3.2), and not for rings: it is the same for LL128, of which 0.39 were measured on 16 MI350X, and with half of the network for LL, a reduce_scatter takes the same time under LL and
+  LL128, and under LL128 and Simple, within 6 % at the sizes that AMD tuned, on 2, 4 and 16 nodes of MI300X. No table has such a ring. Two DGX Spark, with one NIC each and host memory in between, are slower: 49 % off.
 * **Messages of an all_to_all** leave LL at 16 KiB since NCCL 2.29, and later before. Under Simple, the last slot of a channel, up to 512
   KiB, leaves the buffer after it has arrived.
 * **PCIe servers are of three kinds.** A ring that passes a CPU has the rate of that CPU from port to port (25 GB/s on a server with Intel's,

@@ -45,6 +45,8 @@ BYTES = ("int8", "uint8")
 """Element types whose reduction takes longer than copying."""
 BLOCK_BYTES = 16
 """Least bytes of a block of a ring."""
+VERBS = ("ib", "roce")
+"""Fabrics on which NCCL needs no plugin."""
 NVLS_CHANNELS = 16
 """Number of channels that NCCL uses for reduction in switches on Hopper."""
 
@@ -337,13 +339,17 @@ def _net_ll_rate(terms: Terms, question: Question) -> float:
     reach where tables measure it; trees reach all of it.
 
     The limit is that of hosts, whose memory all messages pass, and not of links, of which LL uses
-    half. No table measures a broadcast or reduce over nodes. NCCL's own limit decides there when a
-    ring leaves LL, and half of it would make the size before take twice the time of the next.
+    half. Hopper and Blackwell, whose hosts have PCIe 5, reach it over InfiniBand and RoCE; A100 and
+    plugins reach less than half of it. No table measures a broadcast or reduce over nodes. NCCL's
+    own limit decides there when a ring leaves LL, and half of it would make the size before take
+    twice the time of the next.
     """
     machine, collective, constants = question.machine, question.collective, question.constants
     limit = constants.number(f"{question.fabric}.ll_rate", inf)
     if terms.algorithm == "ring" and collective not in {"broadcast", "reduce"}:
         share = constants.number("correction.net_ll_share", 1.0)
+        if machine.fabric in VERBS:
+            share = constants.number(f"{question.gpu_class}.net_ll_share", share)
         limit = min(limit, share * ll_limit(machine, constants))
     return limit * bus_ratio(terms.algorithm, collective, question.nranks, constants)
 

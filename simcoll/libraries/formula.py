@@ -206,7 +206,10 @@ def _bus(
     if algorithm == "ring":
         bus = buses.ring_GBps
         if kind == 0:
-            return min(ll_rate, buses.kernel_GBps * share("share.ring_ll")[0], bus * LL_DATA)
+            ll_share = library.number("share.ring_ll")
+            if s.domains > 1:
+                ll_share = library.number("share.ring_ll_over_nodes", ll_share)
+            return min(ll_rate, buses.kernel_GBps * ll_share, bus * LL_DATA)
         if kind == 1:
             per_channel = library.numbers(f"{generation}.ring_ll128_rate")[s.column]
             return min(bus * share("share.ring_ll128")[0], buses.channels * per_channel)

@@ -100,3 +100,28 @@ def test_one_way_collectives_have_the_rate_of_ll_of_an_all_reduce_on_alps():
     """They cross the network half as often as the all_reduce of the published tables."""
     one_way, both_ways = (ll_bus_rate("alps-gh200", kind) for kind in ("all_gather", "all_reduce"))
     assert one_way == pytest.approx(both_ways)
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 16])
+def test_protocols_of_rccl_take_the_same_time_at_the_sizes_that_amd_tuned(nodes):
+    """RCCL leaves LL at 128 KiB of a rank and LL128 at 3,136 KiB (``llProtoRanges`` of gfx942), on
+    any number of nodes.
+    """
+    topology = simcoll.load_topology("oci-mi300x", nodes=nodes)
+    question = question_on("reduce_scatter", topology, library_for(None, topology))
+    sizes = np.array([131_072.0, 3_211_264.0]) * topology.nranks
+    times_us = {cost.protocol: cost.time_us(sizes) for cost in corrected.costs(question, sizes)}
+    assert times_us["LL"][0] == pytest.approx(times_us["LL128"][0], rel=0.06)
+    assert times_us["LL128"][1] == pytest.approx(times_us["Simple"][1], rel=0.06)
+
+
+def test_a_ring_of_h200_under_ll_takes_little_longer_with_the_size():
+    """All_gather on two nodes of Google a3-ultra: 34.8 us at 64 KiB, and 42.8 us at 512 KiB
+    (SkyPilot); a limit of LL that A100 shows made it 65 us.
+    """
+    topology = simcoll.load_topology("gcp-a3-ultra", nodes=2)
+    question = question_on("all_gather", topology, library_for(None, topology))
+    sizes = np.array([2.0**16, 2.0**19])
+    cost = next(cost for cost in corrected.costs(question, sizes) if cost.protocol == "LL")
+    small_us, middle_us = cost.time_us(sizes).tolist()
+    assert middle_us - small_us == pytest.approx(8, abs=5)
