@@ -91,9 +91,9 @@ class LoadedRun:
             self.capacities[plan.protocol] = capacity, name
         capacity, name = self.capacities[plan.protocol]
         if self.links is not None:
-            # Absent under this protocol.
+            # Caps of channels that this protocol lacks stand before those of ranks.
             caps = np.ones(self.nlinks - len(capacity), np.int64)
-            capacity = np.append(capacity, caps)[self.links]
+            capacity = np.insert(capacity, request.topology.nlinks, caps)[self.links]
         costs = self._costs(plan.protocol, cache_key(plan)[1])
         state = self.whole.play(costs, capacity, plan.protocol.launch_fs, self._names(name))
         rows = len(self.whole.row)
@@ -197,7 +197,9 @@ def classes_run(request: Request, classes: Folding, *, all_caps: bool) -> Loaded
     quotient = classes.quotient
     sheet = _sheet(quotient.steps, quotient.which, quotient.waits)
     if all_caps and not request.plan.protocol.channel_rate_uBps:
-        sheet = _without(sheet, quotient.links >= request.topology.nlinks)
+        begin = request.topology.nlinks
+        end = begin + 2 * request.plan.nranks * request.plan.nchannels
+        sheet = _without(sheet, (quotient.links >= begin) & (quotient.links < end))
     whole = Whole(sheet, len(quotient.links), quotient.lane_steps, hashed=False)
     return LoadedRun(
         whole, classes.rows, sheet.leader, quotient.links, quotient.nlinks, classes.ends

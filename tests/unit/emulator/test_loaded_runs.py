@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import simcoll
+from simcoll.core.protocol import Protocol
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.folding.remembered import forget_sizes, runs_of
 from simcoll.emulator.folding.unpriced import Folding
@@ -158,3 +159,25 @@ def test_classes_too_many_to_be_loaded_are_found_once_for_all_caps(monkeypatch):
         folded = [key for key, run in runs_of(schedule).by_key.items() if run.folding]
         assert all(key.caps[0] for key in folded)
         assert len(folded) == len({(key.sizes, key.shares) for key in folded})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "params"), [("ring", {"channels": 4}), ("recursive_doubling", {"channels": 8})]
+)
+def test_caps_of_ranks_count_after_runs_with_caps_of_channels(algorithm, params):
+    """Classes of a run with both caps serve a run with one; only those it lacks are left out."""
+    machine = load_topology("dgx-h100", nodes=8)
+    schedule = simcoll.schedule("all_reduce", algorithm, nranks=64, **params)
+    protocols = (
+        Protocol("channels", channel_rate_uBps=10**16),
+        Protocol("ranks", rank_rate_uBps=2 * 10**16),
+        Protocol("both", channel_rate_uBps=10**16, rank_rate_uBps=2 * 10**16),
+        Protocol("none"),
+    )
+    for protocol in (*protocols, *protocols[::-1], *protocols):
+        plan = simcoll.bind(schedule, 2**14 * schedule.layout.chunks, protocol=protocol)
+        repeated = simcoll.emulate(plan, machine, data="none")
+        alone = simcoll.emulate(plan, machine, data="none", engine="fast", quotient=False)
+        assert repeated.time_fs == alone.time_fs, protocol.name
+        assert repeated.trace_hash in {alone.trace_hash, ""}
