@@ -69,7 +69,7 @@ def errors():
         for each in ast.walk(tree(path))
         if isinstance(each, ast.ClassDef)
     }
-    return classes | set(dir(builtins)) | {"PicklingError"}
+    return classes | set(dir(builtins)) | {"PicklingError", "OutOfMemoryError"}
 
 
 @pytest.mark.slow

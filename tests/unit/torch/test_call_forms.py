@@ -191,7 +191,7 @@ def test_the_flight_recorder_shows_simulated_operations():
 def test_handlers_of_own_schemes_and_stores():
     def body(rank, world_size):
         def own(url, **kwargs):
-            yield dist.TCPStore("shelf", 1, 2), rank, world_size
+            yield dist.TCPStore("localhost", 29555, 2, rank == 0), rank, world_size
 
         dist.register_rendezvous_handler("shelf", own)
         with pytest.raises(RuntimeError, match="already registered"):
