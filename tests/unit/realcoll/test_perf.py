@@ -212,7 +212,7 @@ def test_the_time_of_the_library_is_found_in_a_report(tmp_path, predicts):
             "/no/such/folder/x: cannot be written",
         ),
         ("launch", "launch needs a script"),
-        ("perf", "requires an argument"),
+        ("perf", "perf needs COLLECTIVE"),
         ("calibrate /dev/null -t local", "is already there"),
     ],
 )
