@@ -116,8 +116,18 @@ def _of_variables(question: Question) -> Iterator[str]:
         yield "blocks of fewer threads copy as fast as NCCL's own, because no table measures them"
     if transports == Transports():
         return
-    if transports.socket_Gbps and question.machine.fabric != "socket":
-        yield "SOCKET_GBPS changes nothing, because no sockets are in use"
+    if question.machine.fabric != "socket":
+        for name, Gbps in (
+            ("SOCKET_GBPS", transports.socket_Gbps),
+            ("FLOW_GBPS", transports.flow_Gbps),
+        ):
+            if Gbps:
+                yield f"{name} changes nothing, because no sockets are in use"
+    elif transports.sockets_per_thread > 1 and not transports.flow_Gbps:
+        yield (
+            "more sockets change nothing unless the network limits each of them: FLOW_GBPS states "
+            "that limit"
+        )
     if question.communicator is None:
         reason = (
             "the topology describes no PCIe devices"

@@ -72,20 +72,26 @@ def measured_buses(question: Question) -> Buses:
     if s.domains == 1:
         return Buses(stated.channels, ring, ring, nvls, 0.0, kernels)
     fabric = question.fabric
-    net = _nic_rate(question, constants.number(f"{fabric}.share"))
+    communicator = question.communicator
+    channels = call_channels(communicator) if communicator else 2 * stated.channels
+    net = _nic_rate(question, constants.number(f"{fabric}.share"), channels)
     tree = 2 * net if s.domains == 2 else net * constants.number(f"{fabric}.tree_share", 1.0)
     return Buses(stated.channels, min(ring, net), min(ring, tree), nvls, net, kernels)
 
 
-def _nic_rate(question: Question, share: float) -> float:
+def _nic_rate(question: Question, share: float, channels: float = inf) -> float:
     """The total rate of the NICs of a domain; of sockets, at most what the threads of the host
-    copy.
+    copy, and what the network gives the sockets that the channels open; ``inf``: calls made of
+    sends, which open some to every peer.
     """
     machine, constants, fabric = question.machine, question.constants, question.fabric
     rate = machine.nic_uBps / 1e15 * share
     if machine.fabric != "socket":
         return rate
-    threads = max(1, question.environment.transports.socket_threads)
+    transports = question.environment.transports
+    if transports.flow_Gbps:
+        rate = min(rate, channels * transports.sockets * transports.flow_Gbps / 8)
+    threads = max(1, transports.socket_threads)
     by_threads = threads * constants.number(f"{fabric}.thread_rate")
     by_host = constants.number(f"{fabric}.host_rate")
     return min(rate, machine.nics * min(by_threads, by_host))

@@ -62,7 +62,7 @@ _JOINED = re.compile(r";\s*([A-Za-z_]\w*)=")
 _TRANSPORTS = Transports()
 MSCCLPP_BYTES = 2**20
 """RCCL's default of RCCL_MSCCLPP_THRESHOLD."""
-_OURS = ("LAUNCHER", "DTYPE", "OP", "REGISTERED", "SOCKET_GBPS")
+_OURS = ("LAUNCHER", "DTYPE", "OP", "REGISTERED", "SOCKET_GBPS", "FLOW_GBPS")
 """Settings that are no variables of NCCL."""
 _BARE = re.compile(r"(?:^|[,;\s])\s*([NR]CCL_\w+)\s*(?=[,;\s]|$)")
 
@@ -204,9 +204,9 @@ def parse_environment(text: str) -> Environment:
     """Parse settings such as ``NCCL_ALGO=Ring,NCCL_PROTO=^LL128``, separated by commas or blanks.
 
     ``LAUNCHER`` states what launches the operation, by one of :data:`LAUNCHERS`, ``DTYPE`` the
-    element type, ``OP`` the reduction, ``REGISTERED`` (1) that buffers are symmetric windows, and
-    ``SOCKET_GBPS`` the rate of an interface that sockets use. Variables without an effect here are
-    kept as ignored.
+    element type, ``OP`` the reduction, ``REGISTERED`` (1) that buffers are symmetric windows,
+    ``SOCKET_GBPS`` the rate of an interface that sockets use, and ``FLOW_GBPS`` the most that the
+    network gives one socket. Variables without an effect here are kept as ignored.
 
     Raises
     ------

@@ -12,6 +12,8 @@ __all__ = ["Transports", "read_transports"]
 _OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS", "SYS")
 """Types of paths by the numbers that older versions of NCCL gave to levels."""
 _MOST_SOCKET_THREADS = 16
+_MOST_SOCKETS = 64
+"""NCCL's limits for a connection (``net_socket.cc``)."""
 _FASTEST_GBPS = 1600
 
 
@@ -32,8 +34,12 @@ class Transports:
         Interfaces of sockets, as in ``NCCL_SOCKET_IFNAME``; empty: those of all NICs.
     socket_threads
         Helper threads of a connection (``NCCL_SOCKET_NTHREADS``); 0: NCCL's.
+    sockets_per_thread
+        Sockets of each of them (``NCCL_NSOCKS_PERTHREAD``); 0: NCCL's.
     socket_Gbps
         Rate of an interface of sockets; 0: that of a NIC.
+    flow_Gbps
+        The most that the network gives one socket; 0: no limit.
     peer_level, nic_level
         Worst type of path, as an index into :data:`~simcoll.libraries.path_types.PATH_TYPES`, over
         which GPUs use peer access (``NCCL_P2P_LEVEL``, ``NCCL_P2P_DISABLE``) and NICs access GPUs
@@ -52,13 +58,25 @@ class Transports:
     devices: str = ""
     interfaces: str = ""
     socket_threads: int = 0
+    sockets_per_thread: int = 0
     socket_Gbps: int = 0
+    flow_Gbps: int = 0
     peer_level: int | None = None
     nic_level: int | None = None
     cross_nic: int = 2
     shared_memory: bool = True
     through_gpus: bool = True
     network_inside: bool = True
+
+    @property
+    def sockets(self) -> int:
+        """Sockets of a connection: of all threads together, as far as NCCL opens them.
+
+        >>> Transports(socket_threads=8, sockets_per_thread=16).sockets
+        64
+        """
+        threads = max(1, self.socket_threads)
+        return threads * min(max(1, self.sockets_per_thread), _MOST_SOCKETS // threads)
 
     def uses_sockets(self, fabric: str) -> bool:
         """Whether a network of a fabric is used by sockets.
@@ -73,7 +91,7 @@ class Transports:
 
 
 def read_transports(settings: dict[str, str]) -> Transports:
-    """Take the variables of transports, and ``SOCKET_GBPS``, from settings.
+    """Take the variables of transports, ``SOCKET_GBPS`` and ``FLOW_GBPS``, from settings.
 
     Raises
     ------
@@ -103,7 +121,9 @@ def read_transports(settings: dict[str, str]) -> Transports:
         devices=settings.pop("NCCL_IB_HCA", ""),
         interfaces=settings.pop("NCCL_SOCKET_IFNAME", ""),
         socket_threads=_number(settings, "NCCL_SOCKET_NTHREADS", 0, _MOST_SOCKET_THREADS),
+        sockets_per_thread=_number(settings, "NCCL_NSOCKS_PERTHREAD", 0, _MOST_SOCKETS),
         socket_Gbps=_number(settings, "SOCKET_GBPS", 0, _FASTEST_GBPS),
+        flow_Gbps=_number(settings, "FLOW_GBPS", 0, _FASTEST_GBPS),
         peer_level=peer_level,
         nic_level=_level(settings, "NCCL_NET_GDR_LEVEL"),
         cross_nic=_number(settings, "NCCL_CROSS_NIC", 2, 2),

@@ -202,7 +202,9 @@ def test_stores_have_barriers():
             store.barrier("turns", world_size)
             arrivals.append(store.add("count", 1) > turn * world_size)
         if rank == 0:
-            with pytest.raises(dist.DistStoreError, match="barrier timeout after 100ms, key: alone"):
+            with pytest.raises(
+                dist.DistStoreError, match="barrier timeout after 100ms, key: alone"
+            ):
                 store.barrier("alone", 2, timedelta(milliseconds=100))
         return arrivals
 

@@ -90,6 +90,9 @@ def test_without_gpudirect_data_passes_the_memory_of_the_host(machine, part):
         ("NCCL_SOCKET_IFNAME=eth0,NCCL_SOCKET_NTHREADS=4", 5.0),
         ("NCCL_SOCKET_IFNAME=eth0,SOCKET_GBPS=10", 1.25 * 0.955),
         ("NCCL_SOCKET_IFNAME=eth0,eth1", 6.0),
+        # A network that gives a flow 2 Gbit/s: two channels with a socket each, then with four.
+        ("NCCL_SOCKET_IFNAME=eth0,NCCL_MAX_NCHANNELS=2,FLOW_GBPS=2", 0.5),
+        ("NCCL_SOCKET_IFNAME=eth0,NCCL_MAX_NCHANNELS=2,FLOW_GBPS=2,NCCL_NSOCKS_PERTHREAD=4", 2.0),
     ],
 )
 @pytest.mark.parametrize("sockets", ["NCCL_IB_DISABLE=1", "NCCL_NET=Socket"])
@@ -168,6 +171,9 @@ def test_a_rate_of_sockets_that_are_not_in_use_is_said():
     environment = parse_environment("SOCKET_GBPS=10")
     prediction = simcoll.predict("all_reduce", LARGE, topology, environment=environment)
     assert "SOCKET_GBPS changes nothing" in prediction.assumed
+    sockets = parse_environment("NCCL_NET=Socket,NCCL_NSOCKS_PERTHREAD=4")
+    prediction = simcoll.predict("all_reduce", LARGE, topology, environment=sockets)
+    assert "more sockets change nothing unless the network limits each" in prediction.assumed
 
 
 @pytest.mark.slow
@@ -205,6 +211,7 @@ def test_rccl_has_the_ways_that_variables_leave(nodes, variables, expected):
         ("NCCL_P2P_LEVEL=NVLINK", "NCCL_P2P_LEVEL: NCCL takes no notice of 'NVLINK'; did you mean"),
         ("NCCL_IB_DISABLE=yes", "NCCL_IB_DISABLE: expected a whole number from 0 to 1, got 'yes'"),
         ("NCCL_SOCKET_NTHREADS=17", "expected a whole number from 0 to 16"),
+        ("NCCL_NSOCKS_PERTHREAD=65", "expected a whole number from 0 to 64"),
         ("SOCKET_GBPS=-1", "SOCKET_GBPS: expected a whole number"),
     ],
 )
