@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Any
 
-from engines_accuracy import STEP, engine_rows, engines_section
+from engines_accuracy import STEP, engine_rows, engines_section, engines_summary
 
 from simcoll.files.paths import data_folder
 from simcoll.training.serving import exchange_seconds, serving_cases, serving_step
@@ -89,8 +90,23 @@ RACK_EP = (
 graphs, and room for 176 or 112 further tokens of each sequence, half of which are counted."""
 HEAD = """# Accuracy of served models
 
-Predicted against published steps of inference (`simcoll step` with a [`[serving]` table](reference/design-file.md#serving)), in three parts: engines of 2025 and 2026 in steady traffic; older static
-batches; exchanges of experts over many nodes. Starts and rates of kernels are those measured one by one. Chosen on rows below are five numbers, on half of the first part; that attention to the cache
+| published steps | rows | mean error | median | chosen on these rows |
+|---|---:|---:|---:|---|
+"""
+SUMMARY = {
+    # label: kinds of rows, what was chosen on them
+    "TensorRT-LLM of 2024, batches of LLaMA": (r"LLaMA, batches, .*", "two numbers"),
+    "the same, batches of Mistral": (r"Mistral, batches", "nothing"),
+    "the same, batches of Mixtral": (r"Mixtral, batches", "nothing"),
+    "vLLM of 2025 on MI300X, batches of Llama 3.1": (r"vLLM, batches, .*", "nothing"),
+    "DeepSeek-V3 over NICs, exchanges hidden": (r"wide expert parallelism", "nothing"),
+    "the same, nothing hidden": (r"wide expert parallelism, nothing hidden", "nothing"),
+    "DeepSeek-V3 in a rack of GB200": (r"expert parallelism in a rack", "nothing"),
+    "exchanges of DeepEP, 8 to 256 H800": (r"DeepEP, .*", "two numbers"),
+}
+ABOUT = """
+Predicted against published steps of inference (`simcoll step` with a [`[serving]` table](reference/design-file.md#serving)): tokens a second, seconds of a batch, or times of exchanges.
+Starts and rates of kernels are those measured one by one. Chosen on rows of this page are nine numbers: [five](#engines-of-2025-and-2026) on half of the engines' systems; that attention to the cache
 reaches 70 % of the memory bandwidth, on the A100 batches of LLaMA; the least time of a kernel that the host launches, 12 us, on all LLaMA rows; and two shares of rates of DeepEP.
 """
 OLDER = """
@@ -178,7 +194,9 @@ def serving_page() -> str:
     rows, latencies = list(_batches()), list(_latencies())
     experts, exchanges = list(_experts()), list(_exchanges())
     every = (*rows, *latencies, *experts, *exchanges)
-    lines = [HEAD.rstrip("\n"), engines_section(engine_rows()).rstrip("\n"), OLDER.rstrip("\n")]
+    engines = engine_rows()
+    lines = [HEAD.rstrip("\n"), *engines_summary(engines), *_summary(every), ABOUT.rstrip("\n")]
+    lines += [engines_section(engines).rstrip("\n"), OLDER.rstrip("\n")]
     for kind in dict.fromkeys(row.kind for row in every):
         errors = [abs(row.error) for row in every if row.kind == kind]
         figures = (mean(errors), median(errors), max(errors))
@@ -193,6 +211,13 @@ def serving_page() -> str:
     lines.append(EXCHANGES.rstrip("\n"))
     lines += [_line(row) for row in exchanges]
     return "\n".join(lines) + "\n"
+
+
+def _summary(rows: Sequence[ServedRow]) -> Iterator[str]:
+    for label, (kinds, chosen) in SUMMARY.items():
+        errors = [abs(row.error) for row in rows if re.fullmatch(kinds, row.kind)]
+        figures = " | ".join(f"{x:.0%}".replace("%", " %") for x in (mean(errors), median(errors)))
+        yield f"| {label} | {len(errors)} | {figures} | {chosen} |"
 
 
 def _line(row: ServedRow) -> str:
