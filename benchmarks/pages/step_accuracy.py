@@ -184,25 +184,45 @@ rows of NeMo 24.12, from recipes of DGX Cloud.
 |---|---|---|---|---|---|---|---|---|
 """
 MIXTURES = """
-**Blind**: the 26 rows of Megatron-LM, of the cards, and of NeMo AutoModel's GPT-OSS 120B, DeepSeek V3 and Llama 3.1 70B were predicted before anything below but biases and clamps
-was modelled: mixtures were off by 19.7 % (13 rows of Megatron-LM, 4 to 36 %), 12.7 % (10, cards), +9.5 and +34.4 % (AutoModel), Llama 3.1 70B by -2.1 %. No row is blind any more: what was then added was looked for with the errors of
-all rows in view, in two rounds, after the first of which mixtures were off by 13.3 %. But no number of it is fitted to steps of mixtures, except the host's time for casts, to one row; the others are of kernels measured alone, of recipes and code, of a run that is not among the rows, and
-of the number of kernels in a profile. Mean errors (and biases) of rows, and without one of them at a time:
+26 rows of Megatron-LM, of the cards, and of NeMo AutoModel were predicted **blind**, when of the causes below only biases and clamps were modelled:
+
+| predicted blind | rows | error |
+|---|---:|---|
+| mixtures, Megatron-LM | 13 | 19.7 % (4 to 36) |
+| mixtures, cards | 10 | 12.7 % |
+| mixtures, AutoModel: GPT-OSS 120B; DeepSeek V3 | 2 | +9.5 %; +34.4 % |
+| dense, AutoModel: Llama 3.1 70B | 1 | -2.1 % |
+
+The other causes were looked for with the errors of all rows in view, so that no error of this section is blind. But only the host's time for casts is fitted to a step of a mixture, one row;
+all other numbers are of kernels measured alone, of recipes and code, of a run that is not among the rows, and of the number of kernels in a profile. Mean errors (and biases), and without one cause at
+a time:
 
 | mixtures | Qwen3 | GPT-OSS | DeepSeek | Grok-1 | all |
 |---|---:|---:|---:|---:|---:|
 """
 MIXTURES_END = """
-*The host*: unless one CUDA graph launches the whole step, the forward pass of a layer with experts takes the host {graphs:.2f} ms or more with graphs of the rest of the layer, {none:.2f} without, and the backward pass twice that: Qwen3 30B on 16 H100, two stages and two micro-batches, took
-484 ms with and 623 without (`nemo-mbridge-perf-cuda-graphs` of Megatron Bridge; not among the rows). In 8 bits Transformer Engine casts the tokens of one expert after the other (`split_quantize`), {casts:.0f} us for each in a pass, from Qwen3 30B in 8 bits on 32 H100 of Megatron-LM (without that row, mixtures are off by {unfitted:.1f} %). The
-pair of one design with and without a graph of the step, Qwen3 235B on GB200, 32.1 and 44.3 s, is predicted. *Scaled rotary embedding*: Megatron-LM's fused kernel has no scale, so that YaRN in GPT-OSS takes separate ones (`apply_rotary_pos_emb` in `rope_utils.py`), 44 bytes for each element of queries and keys.
-*Exchanges*: on Blackwell HybridEP sends tokens within NVLink at 0.81 to 0.84 of the rate of an all_to_all, by its own measurements (`[exchange]` of the GPU files). *Experts on any node*: AutoModel's balanced gate gives a token neighbouring experts, and DeepSeek's router
-chooses at most four nodes (`node_limit`). *Exchanges overlap in every pass*: Megatron-LM runs the backward pass of a micro-batch beside the forward pass of the next one, so that the first forward and the last backward passes have nothing beside them (`combined_1f1b.py`), a fifth of GPT-OSS's
-with five micro-batches. *Attention in 16 bits*: recipes of MXFP8 with a graph of the whole step compute attention in 8 bits (`fp8_dot_product_attention`), Transformer Engine since 2.15 also with GPT-OSS's sinks (`attention/dot_product_attention/utils.py`). cuDNN's backward kernels of 8 bits do not skip what is
-outside of a window: four times as long for twice the sequence, on GB200 2.1 ms where 16 bits take 0.5 (cudnn-frontend 3929da2, `benchmark/sdpa_benchmark_training`, GPT-OSS). *Experts of separate kernels, and a head of 16 bits*: the same recipes compute a product of experts with what is around it in one
-kernel (`NVTE_CUTEDSL_FUSED_GROUPED_MLP`), and but for Qwen3 the head in 8 bits (`fp8_output_proj`); both make predictions faster, and those of GPT-OSS are further off with them. *Norms of queries and keys*: Qwen3 has them. *Starts of kernels*: a profile of Qwen3 30B on 16 H100 counts 463,348 kernels in a step of 64 micro-batches
-and 48 layers, {kernels} for a layer besides its products of experts, each of which begins and ends (2.5 us). *Short products*: experts' products are short; cuBLAS reaches 0.73 of its rate at a depth of 768 in 8 bits and 0.93 in 16, alike on six kinds of GPU (`SHORT_BYTES` in `simcoll/training/operators.py`). *Layout printed*:
-25.11 prints two sequences a micro-batch and 24 chunks for Qwen3 30B on H100, as 25.09 did; its recipe (branch r0.2.0) has 1 and 12.
+* **The host**: unless one CUDA graph launches the whole step, the forward pass of a layer with experts takes the host {graphs:.2f} ms or more with graphs of the rest of the layer,
+  {none:.2f} without, and the backward pass twice that: Qwen3 30B on 16 H100, two stages and two micro-batches, took 484 ms with and 623 without (`nemo-mbridge-perf-cuda-graphs` of Megatron
+  Bridge; not among the rows). In 8 bits Transformer Engine casts the tokens of one expert after the other (`split_quantize`), {casts:.0f} us for each in a pass, from Qwen3 30B in 8 bits on
+  32 H100 of Megatron-LM (without that row, mixtures are off by {unfitted:.1f} %). The pair of one design with and without a graph of the step, Qwen3 235B on GB200, 32.1 and 44.3 s, is
+  predicted.
+* **Scaled rotary embedding**: Megatron-LM's fused kernel has no scale, so that YaRN in GPT-OSS takes separate ones (`apply_rotary_pos_emb` in `rope_utils.py`), 44 bytes for each element of
+  queries and keys.
+* **Exchanges**: on Blackwell HybridEP sends tokens within NVLink at 0.81 to 0.84 of the rate of an all_to_all, by its own measurements (`[exchange]` of the GPU files).
+* **Experts on any node**: AutoModel's balanced gate gives a token neighbouring experts, and DeepSeek's router chooses at most four nodes (`node_limit`).
+* **Exchanges overlap in every pass**: Megatron-LM runs the backward pass of a micro-batch beside the forward pass of the next one, so that the first forward and the last backward passes
+  have nothing beside them (`combined_1f1b.py`), a fifth of GPT-OSS's with five micro-batches.
+* **Attention in 16 bits**: recipes of MXFP8 with a graph of the whole step compute attention in 8 bits (`fp8_dot_product_attention`), Transformer Engine since 2.15 also with GPT-OSS's sinks
+  (`attention/dot_product_attention/utils.py`). cuDNN's backward kernels of 8 bits do not skip what is outside of a window: four times as long for twice the sequence, on GB200 2.1 ms where
+  16 bits take 0.5 (cudnn-frontend 3929da2, `benchmark/sdpa_benchmark_training`, GPT-OSS).
+* **Experts of separate kernels, and a head of 16 bits**: the same recipes compute a product of experts with what is around it in one kernel (`NVTE_CUTEDSL_FUSED_GROUPED_MLP`), and but for
+  Qwen3 the head in 8 bits (`fp8_output_proj`); both make predictions faster, and those of GPT-OSS are further off with them.
+* **Norms of queries and keys**: Qwen3 has them.
+* **Starts of kernels**: a profile of Qwen3 30B on 16 H100 counts 463,348 kernels in a step of 64 micro-batches and 48 layers, {kernels} for a layer besides its products of experts, each of
+  which begins and ends (2.5 us).
+* **Short products**: experts' products are short; cuBLAS reaches 0.73 of its rate at a depth of 768 in 8 bits and 0.93 in 16, alike on six kinds of GPU (`SHORT_BYTES` in
+  `simcoll/training/operators.py`).
+* **Layout printed**: 25.11 prints two sequences a micro-batch and 24 chunks for Qwen3 30B on H100, as 25.09 did; its recipe (branch r0.2.0) has 1 and 12.
 
 What is left: mixtures are still too fast in most publications. In the same profile (without overlap, 24.7 s) kernels are active for 92 % of the step, communication takes 8.3 s, and 13 % of the step prepares exchanges, 3 % when they overlap: ranks wait for each other at each exchange, which is not modelled. Two rows
 are not explained by the machine: 25.11's Qwen3 30B on H100 took 1.7 times as long for a token as in 26.02 with the same recipe, and Qwen3 235B on B300 49.6 s before its micro-batches were doubled, 22.1 after. GPT-OSS is too fast by the most, although the kernels are counted with
