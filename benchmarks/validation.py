@@ -269,7 +269,7 @@ protocol the correction never falls by more than the time grows (isotonic regres
 
 | rows between six points, NCCL | small / middle / large | mean of tables |
 |---|---|---|
-| before: four fifths of the deviations, on lines over the size, and the form of the fit chosen by leaving rows out | 4.0 / 4.6 / 1.6 | 6.9 / 6.7 / 3.4 |
+| without kriging: four fifths of the deviations, on lines over the size, and the form of the fit chosen by leaving rows out | 4.0 / 4.6 / 1.6 | 6.9 / 6.7 / 3.4 |
 | the same, but launch and rate always of the ends | 4.1 / 4.7 / 1.5 | 7.0 / 6.7 / 2.8 |
 | kriging | 3.8 / 4.2 / 1.7 | 6.4 / 6.2 / 2.9 |
 | kriging, and times never fall | 3.8 / 4.1 / 1.7 | 6.3 / 6.3 / 2.8 |
@@ -383,7 +383,7 @@ CAUSES_HEAD = """
 Causes of missed aims, tested by taking them away: uncalibrated left-out errors of a kind without the tables of a cause, or, in italics, with the shipped values of numbers that hardly
 any other system's tables determine, such as a rank's own step with 2 and 4 GPUs.
 
-| kind | without, or *with the shipped* | tables | small / middle / large, before | after | aim |
+| kind | without, or *with the shipped* | tables | small / middle / large | without the cause | aim |
 |---|---|---|---|---|---|
 """
 LAB = "NVIDIA AIConfigurator"
@@ -391,8 +391,8 @@ LAB_HEAD = """
 ### One lab, later
 
 178 tables of NVIDIA AIConfigurator (all_gather, all_reduce, all_to_all, reduce_scatter; 2, 4 and 8 GPUs of one node; half and int8; one
-thread for each GPU; NCCL 2.23 to 2.29.2; 40 warm-up runs, 100 timed), collected on 28 November 2026 and predicted by the library as
-it was then, which took a thread for a process and half and int8 for float. The page states no variables of NCCL, so none are assumed.
+thread for each GPU; NCCL 2.23 to 2.29.2; 40 warm-up runs, 100 timed), collected on 28 November 2026 and predicted blind, with a thread taken
+for a process, and half and int8 for float. The page states no variables of NCCL, so none are assumed.
 Its tables of L40S are left out: two GPUs reach 20 GB/s, four 5, and eight 1.2, and what joins them is unknown. In the fit all tables
 together count as those of one system.
 
@@ -401,8 +401,8 @@ RCCL_LATER = "RCCL, later"
 RCCL_HEAD = """
 ### RCCL, later
 
-13 tables of all_reduce by rccl-tests on MI300X, MI325X, MI350X and MI355X, found on 28 November 2026 and predicted by the library as it was then, which had NCCL's latencies and
-choice. Since then predictions choose as RCCL's source says, and start with its latencies ([reasons](#reasons)). Two of them stay out of the fit: an Azure machine whose owner later found
+13 tables of all_reduce by rccl-tests on MI300X, MI325X, MI350X and MI355X, collected on 28 November 2026 and predicted blind, with NCCL's latencies and
+choice; predictions of today choose as RCCL's source says, and start with its latencies ([reasons](#reasons)). Two of them stay out of the fit: an Azure machine whose owner later found
 NUMA balancing to slow it down, and two nodes (AAC10) whose network takes 219 us for 8 B, five times as long as elsewhere.
 
 """
