@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
+from simcoll.cli.calibrate_step_command import calibrate_steps
 from simcoll.cli.log_options import LogOptions
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from simcoll.libraries.fitting import Series
     from simcoll.planning.measured.comparison import BandError
 
-__all__ = ["calibrate_logs"]
+__all__ = ["app", "calibrate_logs"]
 
 
 def calibrate_logs(
@@ -136,3 +137,8 @@ def _lines(
             "predictions of rows left out of the fit are worse with the calibration than without "
             "it: these rows are too few or too unlike; measure more sizes before you use it"
         )
+
+
+app = App(name="calibrate", help=calibrate_logs.__doc__)
+app.default(calibrate_logs)
+app.command(calibrate_steps, name="step")
