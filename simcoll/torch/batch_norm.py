@@ -1,5 +1,5 @@
-"""``torch.nn.SyncBatchNorm`` of scripts that find GPUs: its kernels, which PyTorch has for GPUs
-only, on the CPU.
+"""Batch norms of scripts that find GPUs: the kernels of ``torch.nn.SyncBatchNorm``, which PyTorch
+has for GPUs only, and the mixtures of types that only GPUs take, on the CPU.
 
 What ranks send each other, and when, is PyTorch's own.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import batchnorm
 
 from simcoll.torch.replacing import for_ranks, in_ranks
@@ -145,6 +146,67 @@ def _forward(_thread: Any, _standard: Any, self: Any, x: torch.Tensor) -> Any:
     )
 
 
+_NARROW = {torch.bfloat16: "BFloat16", torch.float16: "Half"}
+_NAMES = {**_NARROW, torch.float32: "Float", torch.float64: "Double"}
+
+
+@for_ranks
+def _mixture(
+    _thread: Any,
+    standard: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    means: torch.Tensor | None,
+    variances: torch.Tensor | None,
+    training: bool,
+    *numbers: Any,
+) -> torch.Tensor:
+    """``torch.batch_norm`` of 16 bits whose running statistics have another type than its weights,
+    as ``fully_shard`` leaves them: a GPU converts them, and the CPU refuses.
+    """
+    inputs = x, weight, bias, means, variances
+    types = [tensor.dtype for tensor in inputs[1:] if tensor is not None]
+    expected = x.dtype if x.dtype in types[:1] else torch.float32
+    if (
+        x.dtype not in _NARROW
+        or means is None
+        or variances is None
+        or means.dtype == expected
+        or any(tensor.dtype != expected for tensor in (weight, bias) if tensor is not None)
+        or isinstance(x, FakeTensor)
+    ):
+        result: torch.Tensor = standard(*inputs, training, *numbers)
+        return result
+    statistics = means.float(), variances.float()
+    wide = (None if tensor is None else tensor.float() for tensor in (weight, bias))
+    result = standard(x, *wide, *statistics, training, *numbers)
+    for running, new in zip((means, variances), statistics, strict=True):
+        if training and new is not running:
+            running.copy_(new)
+    if x.requires_grad and result.requires_grad and not _has_channels_last(x):
+        message = (
+            f"Expected running_mean to have type {_NAMES[expected]} but got "
+            f"{_NAMES.get(means.dtype, means.dtype)}"
+        )
+
+        def refuse(_gradient: torch.Tensor) -> None:
+            raise RuntimeError(message)
+
+        result.register_hook(refuse)
+    return result
+
+
+def _has_channels_last(x: torch.Tensor) -> bool:
+    """Whether a GPU takes its kernels for channels that are next to each other; only the backward
+    pass of its others checks types.
+    """
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return (x.is_contiguous() and x.stride(1) == 1) or (
+        x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
+    )
+
+
 def batch_norm_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of what refuses the CPU."""
     batch_norm, parallel, name = (
@@ -153,6 +215,7 @@ def batch_norm_replacements() -> list[tuple[Any, str, Any]]:
         "_passing_sync_batchnorm_handle",
     )
     return [
+        (torch, "batch_norm", _mixture(torch.batch_norm)),
         (batch_norm, "forward", _forward(batch_norm.forward)),
         (parallel, name, in_ranks(getattr(parallel, name), lambda *_: None)),
     ]

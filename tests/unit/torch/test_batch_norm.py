@@ -77,6 +77,55 @@ def test_a_model_with_distributed_data_parallel():
     backend.spawn(program, 3, cuda_is_cpu=True)
 
 
+def half_norm(x, *, statistics):
+    """A batch norm with parameters of the type of ``x``, and its running statistics of another."""
+    layer = norm(0.1, affine=True).to(x.dtype)
+    layer.running_mean = layer.running_mean.to(statistics)
+    layer.running_var = layer.running_var.to(statistics)
+    return layer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_sixteen_bits_with_wide_statistics_as_on_a_gpu(kind):
+    """Forward passes and channels-last backward passes have the numbers of a norm in 32 bits; the
+    backward pass of other layouts ends with CUDA's message.
+    """
+
+    def program(rank, world_size):
+        narrow = getattr(torch, kind)
+        x = torch.randn(4, 3, 2, 5, device="cuda").to(narrow)
+        wide = norm(0.1, affine=True)
+        wide.load_state_dict(half_norm(x, statistics=torch.float32).float().state_dict())
+        layer = half_norm(x, statistics=torch.float32)
+        last = x.to(memory_format=torch.channels_last).requires_grad_()
+        got, gradient = train(layer, last, torch.ones(1, dtype=narrow))
+        expected, expected_gradient = train(wide, x.float().requires_grad_(), torch.ones(1))
+        assert got.dtype is gradient.dtype is layer.weight.grad.dtype is narrow
+        assert layer.running_mean.dtype is torch.float32
+        close = {"rtol": 1e-2, "atol": 2e-2}
+        torch.testing.assert_close(got.float(), expected, **close)
+        torch.testing.assert_close(gradient.float(), expected_gradient, **close)
+        torch.testing.assert_close(layer.weight.grad.float(), wide.weight.grad, rtol=1e-2, atol=0.1)
+        torch.testing.assert_close(layer.running_var, wide.running_var)
+        torch.testing.assert_close(layer.eval()(x).float(), wide.eval()(x.float()), **close)
+        name = {"bfloat16": "BFloat16", "float16": "Half"}[kind]
+        with pytest.raises(RuntimeError, match=f"Expected running_mean to have type {name} but"):
+            train(layer.train(), x.clone().requires_grad_(), torch.ones(1, dtype=narrow))
+
+    backend.spawn(program, 1, cuda_is_cpu=True)
+
+
+@pytest.mark.slow
+def test_without_gpus_mixed_types_are_refused_as_by_pytorch():
+    def program(rank, world_size):
+        x = torch.randn(4, 3, 2, 5).bfloat16()
+        half_norm(x, statistics=torch.float32)(x)
+
+    with pytest.raises(RuntimeError, match="expected scalar type BFloat16 but found Float"):
+        backend.spawn(program, 1)
+
+
 @pytest.mark.slow
 def test_without_gpus_it_is_refused_as_by_pytorch():
     def program(rank, world_size):
