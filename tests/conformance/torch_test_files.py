@@ -270,7 +270,7 @@ def _in_a_process(body, limit_s):
     return "hang" if status & 127 == signal.SIGKILL else f"crash: status {status}"
 
 
-def _list(player, module):
+def _list(player, module, gpus):
     import simcoll.torch
 
     if player == "gloo":
@@ -284,9 +284,9 @@ def _list(player, module):
         if rank == 0:
             tests.update(found)
 
-    gpus = player.endswith("GPUs")
-    simcoll.torch.spawn(_communicate, 2, cuda_is_cpu=gpus)
-    simcoll.torch.spawn(program, 4, cuda_is_cpu=gpus, own_modules=True)
+    finds_gpus = player.endswith("GPUs")
+    simcoll.torch.spawn(_communicate, 2, cuda_is_cpu=finds_gpus)
+    simcoll.torch.spawn(program, gpus, cuda_is_cpu=finds_gpus, own_modules=True)
     return tests
 
 
@@ -316,8 +316,10 @@ def _one(player, module, test, size, fails):
     return failed[0] if failed else SKIP if SKIP in outcomes else PASS
 
 
-def play(player, path, part, limit_s):
-    """The outcome of every test of a file whose name has ``part``."""
+def play(player, path, part, limit_s, gpus):
+    """The outcome of every test of a file whose name has ``part``; ``gpus`` is the number of GPUs
+    that the file finds when it is loaded.
+    """
     sys.path.insert(0, str(path.parent))
     os.environ["PYTORCH_PRINT_REPRO_ON_FAILURE"] = (
         "0"  # so that an error's last line says what it is
@@ -329,7 +331,9 @@ def play(player, path, part, limit_s):
         import torch.testing._internal.common_fsdp
         import torch.testing._internal.distributed._tensor.common_dtensor  # noqa: F401
     try:
-        tests = _list(player, path.stem)  # here, so that no test imports the file's modules again
+        tests = _list(
+            player, path.stem, gpus
+        )  # here, so that no test imports the file's modules again
     except Exception:  # noqa: BLE001  # whatever a file raises is its result
         return {f"{path.name} as a whole": traceback.format_exc()}
     outcomes = {}
@@ -356,10 +360,12 @@ def main():
     parser.add_argument("--players", choices=PLAYERS, nargs="+", default=PLAYERS)
     parser.add_argument("--test", default="", help="only tests whose names have this part")
     parser.add_argument("--limit", type=float, default=300, help="seconds for a test")
+    parser.add_argument("--gpus", type=int, default=4, help="GPUs that the files find")
     parser.add_argument("--errors", type=Path, help="write the errors there, as JSON")
     options = parser.parse_args()
     if options.player:
-        said = play(options.player, options.files[0].resolve(), options.test, options.limit)
+        file = options.files[0].resolve()
+        said = play(options.player, file, options.test, options.limit, options.gpus)
         sys.stdout.write(json.dumps(said) + "\n")
         return
     rows = {}
@@ -367,6 +373,7 @@ def main():
         for player in options.players:
             words = [sys.executable, "-W", "ignore", "-m", "tests.conformance.torch_test_files"]
             words += ["--player", player, "--test", options.test, "--limit", str(options.limit)]
+            words += ["--gpus", str(options.gpus)]
             done = subprocess.run(
                 [*words, str(file)],
                 cwd=Path(__file__).parents[2],
