@@ -29,8 +29,10 @@ from simcoll.torch.cuda_streams import (
     CudaStream,
     StreamContext,
     current_stream,
+    current_stream_of_torch,
     default_stream,
     set_stream,
+    stream_of_torch,
 )
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.replacing import by_signature, in_ranks
@@ -192,7 +194,12 @@ def _synchronize() -> None:
 
 def _sleep(cycles: int) -> None:
     """A kernel that does nothing for so many nanoseconds: the clock of a GPU is not modelled."""
-    current_thread().process.watched.add("sleep", round(cycles * 1e6), fake=True)
+    process, duration_fs = current_thread().process, round(cycles * 1e6)
+    streams = process.cuda_streams
+    if process.device is None and streams is not None and streams.several:
+        process.stream_races.hold(duration_fs)
+    else:
+        process.watched.add("sleep", duration_fs, fake=True)
 
 
 def _stream_numbers(device_index: int) -> tuple[int, int, int]:
@@ -312,6 +319,8 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda, "current_stream", current_stream),
         (cuda, "default_stream", default_stream),
         (cuda, "set_stream", set_stream),
+        (torch.cpu, "Stream", stream_of_torch),
+        (torch.cpu, "current_stream", current_stream_of_torch),
         (torch.Tensor, "record_stream", _record_stream),
         (accelerator, "set_device_index", _set_device),
         (accelerator, "set_device_idx", _set_device),

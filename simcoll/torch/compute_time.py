@@ -37,14 +37,16 @@ from simcoll.torch.places import HOST
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks
 from simcoll.torch.roofline import OperatorCosts, operator_name
-from simcoll.torch.stream_races import Clock, StreamRaces
+from simcoll.torch.stream_races import Clock, StreamRaces, end_fs
 from simcoll.torch.tensor_memory import TensorMemory, resizing
+from simcoll.torch.works import POLL
 
 __all__ = [
     "HostEvent",
     "HostStream",
     "Watched",
     "compute_replacements",
+    "is_over",
     "note_end",
     "tail_of",
     "wait_for_clock",
@@ -305,7 +307,7 @@ class HostEvent:
 
     def query(self) -> bool:
         """Whether the stream has reached the event."""
-        reached = self.point is None or self.point.done
+        reached = is_over(self.clock) and (self.point is None or self.point.done)
         if reached:
             note_end(self.clock)
         return reached
@@ -399,6 +401,15 @@ def wait_for_clock(stream: HostStream | None, clock: Clock) -> None:
     if thread is not None and (stream is None or stream.key is not None):
         races: StreamRaces = thread.process.stream_races
         races.wait(races.current() if stream is None else stream.key, clock)
+
+
+def is_over(clock: Clock) -> bool:
+    """Whether no kernel holds a stream before a clock; a poll that finds one takes time."""
+    thread = current_thread_or_none()
+    free = thread is None or end_fs(clock) <= thread.now_fs()
+    if thread is not None and not free:
+        thread.call(compute, POLL)
+    return free
 
 
 def note_end(clock: Clock) -> None:

@@ -18,12 +18,13 @@ from simcoll.errors import ConfigError
 from simcoll.torch.compute_time import (
     HostEvent,
     HostStream,
+    is_over,
     note_end,
     tail_of,
     wait_for_clock,
 )
 from simcoll.torch.rank_threads import current_thread
-from simcoll.torch.stream_races import Clock
+from simcoll.torch.stream_races import Clock, end_fs
 
 __all__ = [
     "AcceleratorEvent",
@@ -33,8 +34,10 @@ __all__ = [
     "StreamContext",
     "StreamsOfRank",
     "current_stream",
+    "current_stream_of_torch",
     "default_stream",
     "set_stream",
+    "stream_of_torch",
 ]
 
 _CUDA = 1
@@ -61,6 +64,11 @@ class StreamsOfRank:
         self.priorities.append(priority)
         self.works.append(work)
         return len(self.works) - 1
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others than the default stream."""
+        return len(self.works) > 1
 
     def number_of(self, work: Any, device: int) -> int:
         """The number of a stream of the simulated device, which PyTorch may have made itself."""
@@ -124,6 +132,12 @@ class AcceleratorStream(HostStream):
         kept_priority = min(_LEAST, max(_GREATEST, priority))
         self.stream_id = streams.add(self.device_index, kept_priority, self.device_stream)
 
+    @classmethod
+    def of_torch(cls) -> Self:
+        """A stream that PyTorch's own code makes, which begins no check of the program's."""
+        device = _index(None)
+        return cls(stream_id=_streams().add(device, 0, None), device_index=device)
+
     @property
     def device(self) -> torch.device:
         """Its GPU."""
@@ -148,6 +162,10 @@ class AcceleratorStream(HostStream):
         event = CudaEvent() if event is None else event
         event.record(self)
         return event
+
+    def query(self) -> bool:
+        """Whether the stream is idle."""
+        return is_over(tail_of(self)) and super().query()
 
     def __enter__(self) -> Self:
         """Make it the current stream."""
@@ -207,6 +225,20 @@ def current_stream(device: Any = None) -> CudaStream:
 def default_stream(device: Any = None) -> CudaStream:
     """The default stream of a device."""
     return CudaStream(stream_id=0, device_index=_index(device))
+
+
+def stream_of_torch(priority: int = -1) -> HostStream:
+    """``torch.cpu.Stream``, which PyTorch's own code makes for a device that is the CPU here."""
+    if current_thread().process.device is not None:
+        return HostStream(priority)
+    return CudaStream.of_torch()
+
+
+def current_stream_of_torch(device: Any = None) -> HostStream:
+    """``torch.cpu.current_stream``."""
+    current = current_thread().process.device
+    del device
+    return current_stream() if current is None else HostStream(device_stream=current.current)
 
 
 def set_stream(stream: Any) -> None:
@@ -288,7 +320,7 @@ class AcceleratorEvent:
         device = thread.process.device
         self._clock = tail_of(stream)
         if device is None:
-            self._seconds = thread.call(ours.emulated_time)
+            self._seconds = max(thread.call(ours.emulated_time), end_fs(self._clock) / 1e15)
             return
         self._event, self._seconds = HostEvent(), None
         self._event.record(stream)
@@ -323,7 +355,7 @@ class AcceleratorEvent:
 
     def query(self) -> bool:
         """Whether the stream has reached the event."""
-        reached = self._event is None or bool(self._event.query())
+        reached = is_over(self._clock) and (self._event is None or bool(self._event.query()))
         if reached:
             note_end(self._clock)
         return reached

@@ -188,7 +188,8 @@ class SimcollGroup(DispatchedGroup):
         else:
             limit_fs = 0 if opts is None else timeout_fs(opts.timeout)
             kwargs |= {"group": self._handle, "async_op": limit_fs > 0 or not waits}
-            part = self._thread.carry(_FRAMES_OF_RUN, function, args, kwargs)
+            call = function if process.places is None else process.stream_races.on_stream(function)
+            part = self._thread.carry(_FRAMES_OF_RUN, call, args, kwargs)
             if part is not None or process.places is not None:
                 self._watch(name, part, inputs, results, self._queue)
             work = RankWork(self._thread, () if part is None else (part,), results)
@@ -265,7 +266,7 @@ class SimcollGroup(DispatchedGroup):
         """Call an operation that starts when the current stream reaches it."""
 
         def call() -> Any:
-            with after(device.current):
+            with after(device.current.tail):
                 return function(*args, group=self._handle, **kwargs)
 
         part = self._thread.call(call)
@@ -625,9 +626,8 @@ class SimcollGroup(DispatchedGroup):
                 device, function, array_of(tensor), results=[tensor], tag=tag, **peer
             )
         else:
-            part = self._thread.call(
-                function, array_of(tensor), group=self._handle, tag=tag, **peer
-            )
+            call = self._thread.process.stream_races.on_stream(function)
+            part = self._thread.call(call, array_of(tensor), group=self._handle, tag=tag, **peer)
             self._watch(function.__name__, part, *buffers, queue)
             work = RankWork(self._thread, (part,), [tensor])
         if end is not None:

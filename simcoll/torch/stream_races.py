@@ -5,7 +5,9 @@ events, waits and synchronization order them. As CUDA's stream sanitizer does, e
 operator or collective is compared with the accesses to the same memory before it: one of another
 stream that nothing orders before it is a race, if either writes.
 
-Every stream has a vector clock: the number of the last launch on each stream that it follows.
+Every stream has a vector clock: the number of the last launch on each stream that it follows. Where
+operators take no time, a kernel that only waits (``torch.cuda._sleep``) still holds its stream: the
+clock has the simulated time at which the last such kernel ends that it follows.
 
 A copy between a GPU and the host for which the program does not wait (``non_blocking=True``, in
 pinned memory) is one access more to the host's tensor: until the host has waited for its stream, an
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,15 +31,20 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from simcoll.distributed.runtime.device import after
 from simcoll.distributed.runtime.records import Site
+from simcoll.distributed.runtime.tasks import Waitable
 from simcoll.distributed.runtime.work import Work
+from simcoll.distributed.runtime.world import current_rank
 from simcoll.torch.buffer_races import SHAPES_ONLY, has_no_gaps, span
 from simcoll.torch.places import HOST, has_storage
 from simcoll.torch.rank_threads import Process, current_thread, current_thread_or_none
 
-__all__ = ["Clock", "StreamRaces"]
+__all__ = ["Clock", "StreamRaces", "end_fs"]
 
 Clock = dict[Hashable, int]
+_END = "end_fs"
+"""The key of the time in a clock, beside the streams."""
 
 _HOST_WAITS = frozenset(
     (
@@ -133,7 +140,7 @@ class StreamRaces:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self.active = False
+        self.active = self._holds = False
         self._launches = 0
         self._host: Clock = {}
         self._clocks: dict[Hashable, Clock] = {}
@@ -167,6 +174,9 @@ class StreamRaces:
         for waited in self._clocks.values() if clock is None else (clock,):
             self._host = _latest(self._host, waited)
             self._awaited = _latest(self._awaited, waited)
+        thread = current_thread_or_none() if self._holds else None
+        if thread is not None and end_fs(self._host) > thread.now_fs():
+            thread.call(_pause_until, end_fs(self._host))
 
     def wait_for(self, works: Iterable[Work]) -> None:
         """Make the current stream wait for collectives."""
@@ -182,6 +192,27 @@ class StreamRaces:
             clock = self._of_works.get(work)
             if clock is not None:
                 self.synchronize(clock)
+
+    def hold(self, duration_fs: int) -> None:
+        """Hold the current stream for a time, in which the host goes on."""
+        self._holds, stream = True, self.current()
+        self._launch(stream)
+        clock = self._clocks[stream]
+        clock[_END] = max(end_fs(clock), current_thread().now_fs()) + duration_fs
+
+    def on_stream(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function whose calls start when nothing holds the current stream any more."""
+        free_fs = end_fs(self.tail(self.current())) if self._holds else 0
+        if not free_fs or free_fs <= current_thread().now_fs():
+            return function
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            event = Waitable("a kernel that holds the stream")
+            current_rank().world.later(free_fs, event.finish)
+            with after(event):
+                return function(*args, **kwargs)
+
+        return call
 
     def _launch(self, stream: Hashable) -> None:
         self._launches += 1
@@ -222,8 +253,9 @@ class StreamRaces:
         stream = self.current()
         if torch._C._current_graph_task_id() != -1:
             # PyTorch runs a backward pass on the streams of the forward pass, and orders them.
+            # Its order is that of the data, which no kernel that only waits has.
             for forward in [key for key in self._clocks if not isinstance(key, tuple)]:
-                self.wait(stream, self.tail(forward))
+                self.wait(stream, {**self.tail(forward), _END: 0})
         self._launch(stream)
         self._note(name, accesses, stream)
 
@@ -462,6 +494,16 @@ class StreamRaces:
         streams = self._process.cuda_streams
         number = stream if isinstance(stream, int) else streams.number_of(stream, 0)
         return f"stream {number << 4:#x}" if number else "the default stream"
+
+
+def end_fs(clock: Clock) -> int:
+    """The time at which the last kernel ends that holds a stream before the clock."""
+    return clock.get(_END, 0)
+
+
+def _pause_until(time_fs: int) -> None:
+    world = current_rank().world
+    world.pause(time_fs - world.now, "kernels that the host waits for")
 
 
 def _latest(clock: Clock, waited: Clock) -> Clock:

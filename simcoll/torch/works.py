@@ -12,7 +12,7 @@ from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.start.spawning import compute
 from simcoll.torch.rank_threads import RankThread
 
-__all__ = ["RankWork"]
+__all__ = ["POLL", "RankWork"]
 
 POLL = "1 us"
 """Simulated cost of an ``is_completed()`` poll that returns False; without it a polling loop would

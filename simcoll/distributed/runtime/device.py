@@ -195,9 +195,9 @@ start_of_calls: ContextVar[Waitable | None] = ContextVar("simcoll_start_of_calls
 
 
 @contextmanager
-def after(stream: DeviceStream) -> Iterator[None]:
-    """Make calls inside the block start when the stream reaches them."""
-    token = start_of_calls.set(stream.tail)
+def after(event: Waitable) -> Iterator[None]:
+    """Make calls inside the block start when an event is over."""
+    token = start_of_calls.set(event)
     try:
         yield
     finally:
