@@ -113,28 +113,50 @@ class ChunkCosts:
         *,
         alone: bool = False,
     ) -> ChunkWork:
-        turn_layers = self.chunks[stage][chunk] if layers is None else layers
         chunk_layers = self.chunks[stage][chunk]
-        passes = [part for layer in turn_layers for part in self._of_layer(kind, layer)]
-        has_first = self.is_first(stage, chunk) and (
-            not chunk_layers or chunk_layers[0] in turn_layers
+        turn_layers = chunk_layers if layers is None else layers
+        whole_chunk = turn_layers == chunk_layers
+        has_first = whole_chunk or turn_layers[:1] == chunk_layers[:1]
+        has_last = whole_chunk or turn_layers[-1:] == chunk_layers[-1:]
+        starts, ends = self.is_first(stage, chunk), self.is_last(stage, chunk)
+        arrives = {"F": not starts and has_first, "W": False}.get(kind, not ends and has_last)
+        return self._work(
+            kind,
+            tuple(map(self.design.model.is_moe, turn_layers)),
+            embeds=starts and has_first,
+            heads=ends and has_last,
+            arrives=arrives,
+            offloaded=0.0 if kind == "W" else offloaded_share(self.design, stage),
+            alone=alone,
         )
-        last = self.is_last(stage, chunk) and (not chunk_layers or chunk_layers[-1] in turn_layers)
+
+    @cached_property
+    def _work(self) -> Callable[..., ChunkWork]:
+        return cache(self._work_of)
+
+    def _work_of(
+        self,
+        kind: TurnKind,
+        experts: tuple[bool, ...],
+        *,
+        embeds: bool,
+        heads: bool,
+        arrives: bool,
+        offloaded: float,
+        alone: bool,
+    ) -> ChunkWork:
+        """The work of a turn of layers, with or without ``experts``. It is computed once for all
+        equal layers, of which a step has a hundred.
+        """
+        passes = [part for moe in experts for part in self._of_layer(kind, moe=moe)]
         for applies, (forward, backward) in (
-            (has_first, self._ends.embedding),
-            (last, self._ends.head),
+            (embeds, self._ends.embedding),
+            (heads, self._ends.head),
         ):
             if applies and kind != "W":
                 passes.append(forward if kind == "F" else backward)
-        if kind in {"F", "B", "BW"} and not (self.is_first if kind == "F" else self.is_last)(
-            stage, chunk
-        ):
-            passes += self._arrival(
-                turn_layers == chunk_layers[:1]
-                if kind == "F"
-                else turn_layers == chunk_layers[-1:],
-                whole_chunk=turn_layers == chunk_layers,
-            )
+        if arrives:
+            passes += self._arrival()
         collectives = merge_collectives(
             [
                 replace(inner, hidden_fs=0, share=0.0) if alone and inner.group == "ep" else inner
@@ -142,45 +164,38 @@ class ChunkCosts:
                 for inner in part.inside
             ]
         )
-        seconds = sum(part.seconds for part in passes)
-        if kind != "W":
-            seconds = max(seconds, self._offload_seconds(stage, turn_layers))
+        seconds = max(
+            sum(part.seconds for part in passes), self._offload_seconds(offloaded, experts)
+        )
         return ChunkWork(
             in_fs(seconds),
             sum(part.flops for part in passes),
             collectives,
-            max(1, len(turn_layers)),
-            in_fs(host_seconds(self.design, kind, turn_layers)),
+            max(1, len(experts)),
+            in_fs(host_seconds(self.design, kind, experts)),
         )
 
-    def _arrival(self, at_end: bool, *, whole_chunk: bool) -> list[Pass]:
+    def _arrival(self) -> list[Pass]:
         """Gather activations that arrive in pieces from another stage, before the first layer that
         uses them.
         """
         design, parallel = self.design, self.design.parallel
-        if (
-            not parallel.scatter_gather
-            or parallel.sequence_parallel
-            or parallel.tp == 1
-            or not (at_end or whole_chunk)
-        ):
+        if not parallel.scatter_gather or parallel.sequence_parallel or parallel.tp == 1:
             return []
         size = (
             ELEMENT * parallel.micro_batch * (design.sequence // parallel.cp) * design.model.hidden
         )
         return [Pass(0.0, 0.0, (Inside("all_gather", "tp", size),))]
 
-    def _offload_seconds(self, stage: int, layers: tuple[int, ...]) -> float:
+    def _offload_seconds(self, share: float, experts: tuple[bool, ...]) -> float:
         """Time to move the activations of layers that are offloaded one by one, beside the pass."""
-        share = offloaded_share(self.design, stage)
         if not share:
             return 0.0
-        model = self.design.model
-        nbytes = sum(activation_bytes(self.design, moe=model.is_moe(layer)) for layer in layers)
+        nbytes = sum(activation_bytes(self.design, moe=moe) for moe in experts)
         return share * nbytes / self.design.gpu.number("host.bandwidth")
 
-    def _of_layer(self, kind: TurnKind, number: int) -> tuple[Pass, ...]:
-        layer = self._layers[self.design.model.is_moe(number)]
+    def _of_layer(self, kind: TurnKind, *, moe: bool) -> tuple[Pass, ...]:
+        layer = self._layers[moe]
         return {
             "F": (layer.forward,),
             "B": (layer.again, layer.to_input),
@@ -212,13 +227,14 @@ class ChunkCosts:
         return steps_per_gpu * (needed + head), steps_per_gpu * (performed + head)
 
 
-def host_seconds(design: Design, kind: TurnKind, layers: Sequence[int]) -> float:
-    """Host time to launch the kernels of layers in one kind of pass, without CUDA graphs: as often
-    as in a forward pass, but twice in a backward pass, which has two products for each one.
+def host_seconds(design: Design, kind: TurnKind, experts: Sequence[bool]) -> float:
+    """Host time to launch the kernels of layers, with or without ``experts``, in one kind of pass,
+    without CUDA graphs: as often as in a forward pass, but twice in a backward pass, which has two
+    products for each one.
     """
     again = 1 if design.parallel.recompute in {"operators", "full"} else 0
     launches = {"F": 1, "B": 1 + again, "W": 1, "BW": 2 + again}[kind]
-    return launches * sum(_host_us(design, moe=design.model.is_moe(n)) for n in layers) * 1e-6
+    return launches * sum(_host_us(design, moe=moe) for moe in experts) * 1e-6
 
 
 def _host_us(design: Design, *, moe: bool) -> float:

@@ -40,7 +40,7 @@ from simcoll.workload.accounting import (
 from simcoll.workload.class_clock import Clock, operation_fs
 from simcoll.workload.playing import WorkloadRun, alone_on, play_workload, slow_down
 from simcoll.workload.timing import IsolatedTimes, WorkloadTimes
-from simcoll.workload.workload import Workload, map_operations
+from simcoll.workload.workload import Operation, Workload, map_operations
 
 if TYPE_CHECKING:
     from simcoll.topology import Topology
@@ -96,7 +96,13 @@ class TrainingStep:
         self.alone: IsolatedTimes = alone_on(
             design.topology, uniform=not design.cluster.degraded, calibration=design.network
         )
-        self.slots = tuple(self.parts.operation(slot) for slot in self.parts.script.slots)
+        # Slots of equal layers have equal operations: a step of three hundred slots has thirty.
+        numbers: dict[Operation, int] = {}
+        self._operation_of_slot = [
+            numbers.setdefault(self.parts.operation(slot), len(numbers))
+            for slot in self.parts.script.slots
+        ]
+        self._operations = tuple(numbers)
 
     @cached_property
     def workload(self) -> Workload:
@@ -126,8 +132,8 @@ class TrainingStep:
 
     @cached_property
     def _operation_counts(self) -> OperationCounts:
-        rows = Counter(row.slot for row in self.parts.script.rows)
-        return tuple((operation, rows[number]) for number, operation in enumerate(self.slots))
+        rows = Counter(self._operation_of_slot[row.slot] for row in self.parts.script.rows)
+        return tuple((operation, rows[number]) for number, operation in enumerate(self._operations))
 
     @cached_property
     def _times(self) -> WorkloadTimes:
@@ -159,9 +165,10 @@ class TrainingStep:
         """The time of each slot."""
         operations = (
             slow_down(self._ground, without_axes(operation, without), self._slow)
-            for operation in self.slots
+            for operation in self._operations
         )
-        return [operation_fs(operation, self._times) for operation in operations]
+        times_fs = [operation_fs(operation, self._times) for operation in operations]
+        return [times_fs[number] for number in self._operation_of_slot]
 
     @cached_property
     def _slow(self) -> dict[int, float]:

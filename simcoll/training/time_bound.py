@@ -175,8 +175,9 @@ def _with_launch(
     """Passes of layers, which take no less than their launch by the host: turns, of which each
     takes the longer of both, take no less than the longer of the sums.
     """
-    forward = max(forward, in_fs(host_seconds(design, "F", layers)))
-    return forward, max(backward, in_fs(host_seconds(design, "BW", layers)))
+    experts = tuple(map(design.model.is_moe, layers))
+    forward = max(forward, in_fs(host_seconds(design, "F", experts)))
+    return forward, max(backward, in_fs(host_seconds(design, "BW", experts)))
 
 
 def _all(layers_by_chunk: Sequence[Sequence[int]]) -> list[int]:
