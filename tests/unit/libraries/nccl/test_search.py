@@ -23,13 +23,10 @@ from simcoll.libraries.nccl.sends import send_channels
 from simcoll.libraries.prediction_cache import VARIABLE
 from simcoll.topology import load_topology
 from simcoll.topology.capability import compute_capability
-from simcoll.topology.host_tree import gpus_of, nics_of
+from simcoll.topology.host_tree import GpuDevice, HostTree, NicDevice, gpus_of, nics_of
 from simcoll.topology.machine import machine
 from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 from simcoll.topology.readers.nccl_xml_writer import nccl_topology_xml
-
-UNEXPLAINED = {"gcp-a4x-max-apart"}
-"""NCCL used the NICs of one socket of two where GPUs have NVLink-C2C: docs/reference/libraries.md."""
 
 
 def without_orders(graphs):
@@ -58,7 +55,7 @@ def agreement(names, version):
     """The machines on which the search finds other graphs than NCCL, and how many were compared."""
     wrong, count = [], 0
     for (name, domain_ranks), expected in shipped_graphs(version).items():
-        if name not in names or (name in UNEXPLAINED and len(domain_ranks) > 1):
+        if name not in names:
             continue
         topology = shipped(name, domain_ranks)
         if machine(topology).domain_ranks == domain_ranks:
@@ -100,6 +97,43 @@ def test_order_and_nics_of_channels():
     assert ring.orders[:2] == ((0, 7, 6, 5, 4, 3, 2, 1), (1, 2, 3, 4, 5, 6, 7, 0))
     assert ring.nics[:2] == ((0, 1), (1, 0))
     assert len(ring.orders) == len(ring.nics) == 8
+
+
+def with_nics_apart(host):
+    """The host if NCCL sees its second socket twice: once with its NICs, once with its GPUs."""
+    first, second = host.sockets
+    nics, gpus = (
+        tuple(
+            replace(switch, devices=tuple(d for d in switch.devices if isinstance(d, kind)))
+            for switch in second.devices
+        )
+        for kind in (NicDevice, GpuDevice)
+    )
+    return HostTree((first, replace(second, devices=nics), replace(second, number=2, devices=gpus)))
+
+
+def test_nics_of_a_socket_that_nccl_sees_twice_are_unused():
+    """NCCL 2.30.7, built for x86, on the file of a machine with two Grace CPUs, two hosts.
+
+    Each rank adds the vendor of its build's CPU to the socket of its own GPU alone, and NCCL joins
+    the files of all ranks by equal attributes.
+    """
+    topology = load_topology("gcp-a4x-max-apart", nodes=2)
+    whole = search(topology, (2, 30))
+    apart = search(replace(topology, host=with_nics_apart(topology.host)), (2, 30))
+    graphs = apart.tree, apart.ring, apart.nvls
+    assert [(g.channels, g.speed_inside, g.speed_between, g.path_to_nic) for g in graphs] == [
+        (4, 96, 48, "PIX"),
+        (4, 48, 48, "PXN"),
+        (2, 96, 96, "PIX"),
+    ]
+    assert [order for g in graphs for order in g.orders[:2]] == [
+        *((0, 1, 2, 3), (1, 2, 3, 0), (0, 3, 2, 1), (1, 0, 3, 2), (0,), (1,)),
+    ]
+    assert all(g.nics[:2] == ((0, 0), (1, 1)) for g in graphs)
+    # With the NICs of both sockets all has twice the channels.
+    doubled = [g.channels for g in (whole.tree, whole.ring, whole.nvls)]
+    assert doubled == [2 * g.channels for g in graphs]
 
 
 L40S = """
