@@ -11,6 +11,8 @@ time after it is below the 90 % interval of the time before. Its cause is
   leave this choice for the same protocol;
 * *reported*, if its makers published that the library leaves this choice too late;
 * *links*, if none is wide without the variables that choose links;
+* *estimate*, if none is wide with the library's own latency of LL, by which it chooses, instead of
+  the measured one;
 * *fit* otherwise: the times before or after are wrong, or no table has them.
 """
 
@@ -32,7 +34,7 @@ from simcoll.files.paths import shipped_files
 from simcoll.libraries import corrected
 from simcoll.libraries.environment import LAUNCHERS, Environment, parse_environment
 from simcoll.libraries.intervals import spread_of
-from simcoll.libraries.library import library_for
+from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.prediction import choose, launched_us
 from simcoll.libraries.question import Question, question_on
 from simcoll.libraries.transports import Transports
@@ -52,6 +54,8 @@ REPORTED = {("rccl", "LL128", "Simple"): "https://github.com/ROCm/rocm-systems/p
 """Changes of a protocol after which the makers of a library measured less time, and where."""
 SLIGHT = 1e-9
 """Share of a time that rounding may take."""
+OWN_LATENCY = {"ll_hop_factor": 1.0, "ll_base_factor": 1.0, "ll_growth": 0.0}
+"""Numbers of a class of GPUs without which LL has the latency that its library states."""
 NEAR = 4
 """Factor of a size within which falls are one: published tables have one size in two or four."""
 CLEAR = 0.1
@@ -168,8 +172,8 @@ def cause(topology: Topology, question: Question, fall: Fall) -> str:
     usual = replace(environment, transports=Transports(), buffer_bytes=0)
     sizes = np.unique(np.floor(fall.size_bytes * np.geomspace(1 / NEAR, NEAR, 33)))
 
-    def is_left(changed: Environment) -> bool:
-        asked = question_on(question.collective, topology, question.library, changed)
+    def is_left(changed: Environment, library: Library = question.library) -> bool:
+        asked = question_on(question.collective, topology, library, changed)
         return any(near.is_wide for near in switches(asked, sizes))
 
     if environment.max_ctas and not is_left(replace(environment, max_ctas=0)):
@@ -180,7 +184,11 @@ def cause(topology: Topology, question: Question, fall: Fall) -> str:
     protocols = before.split()[1], after.split()[1]
     if (question.library.name, *protocols) in REPORTED:
         return "reported"
-    return "fit" if usual == environment or is_left(usual) else "links"
+    if usual != environment and not is_left(usual):
+        return "links"
+    places = {f"{question.gpu_class}.{name}": number for name, number in OWN_LATENCY.items()}
+    own = question.library.with_values(places)
+    return "fit" if is_left(environment, own) else "estimate"
 
 
 def table(changes: list[tuple[Fall, str]]) -> Iterator[str]:
