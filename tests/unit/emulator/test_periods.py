@@ -17,8 +17,8 @@ from simcoll.emulator.steps.run_links import all_links
 from simcoll.emulator.steps.step_columns import Moves
 from simcoll.emulator.steps.timed import StepTimer
 from simcoll.errors import ConfigError
-from simcoll.topology import load_topology
-from tests.support.agreement_cases import random_protocol, table_topology
+from simcoll.topology import Topology, load_topology
+from tests.support.agreement_cases import TableRouter, random_protocol, table_topology
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
 
@@ -108,6 +108,80 @@ def compare(seeds):
 @pytest.mark.slow
 def test_random_machines_take_the_same_time_without_periods():
     assert compare(range(60)) > 8
+
+
+def pairs_beside_a_chain(steps):
+    """A run in which a step comes the same time later as the one before, but will not go on so.
+
+    Rank 0 sends to rank 1, and 2 to 3 beside it on a link of 30 GB/s. The second pair also shares
+    one of 15 with the first edge of a chain of ranks. While that edge sends all the time, at 5, the
+    second pair gets 10 and the first one 20, 60 us a step. The edges of the chain need 48 us, but
+    the last one 60, and each waits for the next: in each step one more takes 60. Then the first
+    edge rests in between, the second pair gets 15, and takes 60 us a step, and the first one gets
+    less. As it began 15 steps before the others, it has then done more steps than the chain has
+    edges, and all others take 60 us for these later.
+    """
+    edges = 34
+    nranks = 5 + edges
+    src = np.array([0, 2, *range(4, 4 + edges)])
+    dst = src + 1
+    of_pairs, of_second = edges, edges + 1  # links, after those of the edges
+    table = np.full((nranks, nranks, 2), -1, np.int32)
+    table[src[2:], dst[2:], 0] = np.arange(edges)
+    table[0, 1, 0] = of_pairs
+    table[2, 3] = of_pairs, of_second
+    table[4, 5, 1] = of_second
+    speed = np.array([*[5] * (edges - 1), 10, 30, 15])  # GB/s
+    link = np.arange(len(speed))
+    topology = Topology(
+        name="chain",
+        node_names=tuple(f"r{rank}" for rank in range(nranks)),
+        node_kinds=("gpu",) * nranks,
+        rank_nodes=np.arange(nranks),
+        link_src=link,
+        link_dst=link + 1,
+        link_capacity_uBps=speed * 10**15,
+        link_latency_fs=0 * link,
+        link_kind=np.zeros(len(link), np.int8),
+        router=TableRouter(table),
+        rank_endpoints=np.arange(nranks),
+    )
+
+    def moves(begin, size):
+        zero, one = np.zeros(len(size), np.int64), np.ones(len(size), np.int64)
+        return Moves(src[begin:], dst[begin:], zero, size, zero.astype(np.int8), one, None)
+
+    late = 15 * np.array([600_000, *[300_000] * (edges - 1), 600_000])
+    again = np.array([1_200_000, 660_000, *[240_000] * (edges - 1), 600_000])
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=nranks)
+    plan = simcoll.bind(schedule, 64 * nranks)
+    capacity, placement, _ = all_links(plan, topology)
+    timer = StepTimer(plan.protocol, topology, placement)
+    timed = tuple(timer([moves(1, late), moves(0, again)], 0))
+    lane_steps = np.full(nranks, steps + 1)
+    lane_steps[:2] = steps
+    run = SimpleNamespace(steps=timed, which=np.array([0, *[1] * steps]))
+    return run, capacity, lane_steps, plan.protocol.launch_fs
+
+
+class OneStepCompared(PeriodicSteps):
+    """Compares the last step alone, and not all since which messages are alive."""
+
+    def _period(self, stretch):
+        recent, period = list(self.recent), stretch.period
+        if len(recent) <= period:
+            return None
+        later_fs = int(recent[-1].times[2, 0] - recent[-1 - period].times[2, 0])
+        same = periods._is_later(recent[-1], recent[-1 - period], later_fs)
+        return later_fs if same else None
+
+
+def test_a_step_that_recurs_is_no_period():
+    case = pairs_beside_a_chain(800)
+    every, hasty = outcome(*case), OneStepCompared(case[0])
+    assert outcome(*case, PeriodicSteps(case[0])) == every
+    took, messages = outcome(*case, hasty)
+    assert (hasty.left_out > 0, messages, took < every[0]) == (True, every[1], True)
 
 
 @pytest.mark.slow
