@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,6 +134,9 @@ def print_sweep(
         except KeyboardInterrupt:
             receive()
             stopped = True
+            rows = [
+                row if row.check and row.check.made else replace(row, check=None) for row in rows
+            ]
     if stopped and not rows:
         say(
             f"# stopped before the first of {len(sweep.sizes)} sizes was done; nothing is kept",
@@ -140,9 +144,9 @@ def print_sweep(
         )
         return SweepTable(sweep, topology.name, (), tuple(played)), proofs, stopped
     checks = {
-        row.choice: row.checked.wrong
+        row.choice: row.data_check.wrong
         for row in rows
-        if row.checked and row.checked.wrong is not None
+        if row.data_check and row.data_check.wrong is not None
     }
     moved = [row.result.wrong for row in rows if row.result.wrong is not None]
     wrong = sum(moved) + sum(checks.values())

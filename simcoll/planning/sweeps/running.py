@@ -1,9 +1,12 @@
-"""Run a sweep: check the data of every schedule once, then time it, size by size."""
+"""Run a sweep, size by size; check the data of every schedule once, when it has been timed for the
+first time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from simcoll.binding import bind
@@ -21,8 +24,10 @@ from simcoll.emulator.steps.step_columns import summary
 from simcoll.notebook_forms import data_frame, rows_table
 from simcoll.planning.sweeps.sweep import (
     DataCheck,
+    PendingCheck,
     Sweep,
     SweepRow,
+    best_rows,
     costs_of,
     counts_for,
     note_refusal,
@@ -59,7 +64,7 @@ class _Candidate(NamedTuple):
 
     choice: Choice
     schedule: Schedule
-    check: DataCheck
+    check: PendingCheck
     protocols: Sequence[str]
 
 
@@ -144,7 +149,10 @@ def check_data(sweep: Sweep, schedule: Schedule) -> DataCheck:
     needed = exact_bytes(plan)
     if needed > CHECKED_BYTES:
         return DataCheck(reason=f"{schedule.title}: its data would take {in_words(needed)}")
-    return DataCheck(plan.count, data_errors(plan))
+    try:
+        return DataCheck(plan.count, data_errors(plan))
+    except MemoryError:
+        return DataCheck(reason=f"{schedule.title}: not enough memory to check its data")
 
 
 def runs(
@@ -157,7 +165,8 @@ def runs(
     """Run the prepared choices, size by size; calls ``progress(runs done, total runs, next run)``.
 
     With ``refused``, a choice that would need too much at a size is entered there, with the reason,
-    and has no rows from that size on.
+    and has no rows from that size on. The data of a schedule is checked before a row of it is the
+    best of a size, and at the latest after the first size.
 
     Uses the compiled engine if there are enough messages to pay for loading it.
     """
@@ -169,10 +178,16 @@ def runs(
     tell = progress or (lambda _finished, _total, _next: None)
     engine, candidates = "auto", list[_Candidate]()
     for choice, schedule, names in zip(sweep.choices, schedules, protocols, strict=True):
-        tell(finished, total, f"data of {choice}")
-        with note_refusal(choice, refused):
-            candidates.append(_Candidate(choice, schedule, check_data(sweep, schedule), names))
-        give_back()
+        check = PendingCheck(partial(check_data, sweep, schedule))
+        candidates.append(_Candidate(choice, schedule, check, names))
+
+    def check_some(some: Iterable[_Candidate]) -> None:
+        for candidate in some:
+            if candidate.check.made is None:
+                tell(finished, total, f"data of {candidate.choice}")
+                candidate.check()
+                give_back()
+
     for count in counts:
         rows: list[SweepRow] = []
         for candidate in candidates:
@@ -196,7 +211,10 @@ def runs(
             give_back()
         if refused:
             candidates = [candidate for candidate in candidates if candidate.choice not in refused]
+        best = {row.choice for row in best_rows(rows)}
+        check_some(candidate for candidate in candidates if candidate.choice in best)
         yield rows
+        check_some(candidates)
 
 
 def _play_row(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.binding import bind
@@ -27,6 +27,7 @@ from simcoll.tuning import Choice, carries, collective_on, costs, schedule_on
 
 __all__ = [
     "DataCheck",
+    "PendingCheck",
     "Sweep",
     "SweepRow",
     "best_rows",
@@ -97,6 +98,31 @@ class DataCheck:
     reason: str = ""
 
 
+class PendingCheck:
+    """The check of a schedule's data, which is made when it is first asked for.
+
+    The checks of a large table take as long as its first runs; its first line needs only that of
+    the best one.
+
+    Attributes
+    ----------
+    made
+        The result; ``None`` before.
+    """
+
+    __slots__ = ("_make", "made")
+
+    def __init__(self, make: Callable[[], DataCheck]) -> None:
+        self._make = make
+        self.made: DataCheck | None = None
+
+    def __call__(self) -> DataCheck:
+        """The result."""
+        if self.made is None:
+            self.made = self._make()
+        return self.made
+
+
 @dataclass(frozen=True, slots=True)
 class SweepRow:
     """One run of a sweep: the requested algorithm and protocol, the result, and the check of the
@@ -106,10 +132,15 @@ class SweepRow:
     choice: Choice
     protocol: str
     result: Result
-    checked: DataCheck | None = None
+    check: PendingCheck | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.choice} {self.protocol}"
+
+    @property
+    def data_check(self) -> DataCheck | None:
+        """The check of the schedule's data, if there is one; it is made if need be."""
+        return None if self.check is None else self.check()
 
     @property
     def size_bytes(self) -> int:
@@ -143,7 +174,7 @@ class SweepRow:
         """
         if self.result.cut:
             return None
-        checked = self.checked.wrong if self.checked else None
+        checked = self.data_check.wrong if self.data_check else None
         return checked if self.result.wrong is None else self.result.wrong + (checked or 0)
 
     @property

@@ -139,7 +139,7 @@ def size_line(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
 
 def foot_lines(rows: Sequence[SweepRow]) -> Iterator[str]:
     """The footnotes on ``#wrong``."""
-    checks = {row.choice: row.checked for row in rows if row.checked}
+    checks = {row.choice: row.data_check for row in rows if row.data_check}
     counts = [check.count for check in checks.values() if check.wrong is not None]
     if counts:
         low, high = min(counts), max(counts)
@@ -186,7 +186,7 @@ def row_columns(row: SweepRow) -> dict[str, Any]:
         "algbw": row.algbw,
         "busbw": row.busbw,
         "wrong": row.wrong,
-        "checked_count": row.checked.count if row.checked else None,
+        "checked_count": row.data_check.count if row.data_check else None,
         "bound_fs": row.bound_fs,
         "bound_kind": bound.kind if bound else "",
         "bottleneck": result.bottleneck,

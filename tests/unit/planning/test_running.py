@@ -11,7 +11,7 @@ import pytest
 from simcoll.core import memory_limits as memory
 from simcoll.planning.sweeps import running
 from simcoll.planning.sweeps.running import SweepTable, check_data, runs
-from simcoll.planning.sweeps.sweep import Sweep, prepare
+from simcoll.planning.sweeps.sweep import Sweep, best_rows, prepare
 from simcoll.topology import load_topology
 from simcoll.tuning import parse_choice
 
@@ -33,13 +33,40 @@ def table_of(wanted, schedules):
 def test_data_is_checked_once_for_an_algorithm():
     wanted = sweep("ring:channels=4:pieces=3", "tree")
     table = table_of(wanted, prepare(wanted, MACHINE))
-    ring, tree = table[0].checked, table[2].checked
+    ring, tree = table[0].data_check, table[2].data_check
     # Uneven: ranks x channels x pieces chunks of one element or two.
     assert ring.count == 8 * 4 * 3 * 5 // 4 + 1
     assert tree.count >= 8
-    assert {row.checked for row in table} == {ring, tree}
+    assert {row.data_check for row in table} == {ring, tree}
     assert {row.wrong for row in table} == {0}
     assert {row.result.wrong for row in table} == {None}
+
+
+def test_the_first_size_waits_for_the_check_of_its_best_run_alone(monkeypatch):
+    events = []
+
+    def wrong_elements(plan):
+        events.append(plan.schedule.name)
+        return 0
+
+    monkeypatch.setattr(running, "data_errors", wrong_elements)
+    wanted = sweep("ring", "tree", "recursive_doubling")
+    for of_size in runs(wanted, prepare(wanted, MACHINE), MACHINE):
+        events += [row.choice.algorithm for row in best_rows(of_size)]
+    checked, best, *rest = events
+    assert checked == best == "recursive_doubling"
+    assert rest == ["ring", "tree", "ring"]
+
+
+def test_a_check_without_memory_says_so(monkeypatch):
+    def refuse(_plan):
+        raise MemoryError
+
+    monkeypatch.setattr(running, "data_errors", refuse)
+    wanted = sweep("ring", sizes=(1 << 10,))
+    table = table_of(wanted, prepare(wanted, MACHINE))
+    assert {row.wrong for row in table} == {None}
+    assert "ring(channels=8, pieces=1): not enough memory to check its data" in str(table)
 
 
 def test_what_takes_too_much_memory_is_not_checked_and_says_so(monkeypatch):
