@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from itertools import chain, groupby
 
@@ -20,8 +21,8 @@ from simcoll.algorithms.numberings import addresses, checked_numberings
 from simcoll.arrays import Array, Ints
 from simcoll.core.immutable import constant, without_subclasses
 from simcoll.core.numbers import whole_number
-from simcoll.core.schedule import COPY, Layout, Repeat, Schedule, Step, joined
-from simcoll.core.step import concurrent, moving_part, spread
+from simcoll.core.schedule import COPY, SYNC, Layout, Repeat, Schedule, Step, joined
+from simcoll.core.step import LongStep, concurrent, moving_part, spread
 from simcoll.core.transit import Transits
 from simcoll.errors import ConfigError, expect
 
@@ -315,6 +316,22 @@ def _copies(step: Step, copies: int, run: int | None, homes: tuple[Ints, Ints], 
     )
 
 
+def _portions(
+    step: Step, copies: int, run: int | None, homes: tuple[Ints, Ints], lanes: int
+) -> Iterator[Step]:
+    """The transfers of :func:`_copies` in portions."""
+    rows = len(step)
+    if run is None or run >= rows:
+        for share in range(copies):
+            for begin in range(0, rows, WRITTEN_ROWS):
+                part = step.rows(slice(begin, begin + WRITTEN_ROWS))
+                yield _in_share(part, share, homes, lanes)
+        return
+    together = max(1, WRITTEN_ROWS // (copies * run)) * run
+    for begin in range(0, rows, together):
+        yield _copies(step.rows(slice(begin, begin + together)), copies, run, homes, lanes)
+
+
 @without_subclasses
 @dataclass(frozen=True, slots=True, eq=False)
 class EqualShares:
@@ -345,7 +362,7 @@ class EqualShares:
     copies: int
     run: int | None = None
 
-    def __call__(self) -> Iterator[Step | Repeat]:
+    def __call__(self) -> Iterator[Step | LongStep | Repeat]:
         """The steps of all copies."""
         return _concurrent_steps([self.schedule] * self.copies, None, self.run)
 
@@ -364,7 +381,7 @@ def _side_by_side(
     lanes = max(schedule.nchannels for schedule in schedules)
     copied = change is None and all(schedule is model for schedule in schedules)
 
-    def steps() -> Iterator[Step | Repeat]:
+    def steps() -> Iterator[Step | LongStep | Repeat]:
         return _concurrent_steps(schedules, change, run, moved)
 
     source = EqualShares(_in_slots(model), copies, run) if copied else steps
@@ -393,7 +410,7 @@ def _concurrent_steps(
     change: Callable[[Step, Ints, Ints], Step] | None,
     run: int | None,
     moved: Ints | None = None,
-) -> Iterator[Step | Repeat]:
+) -> Iterator[Step | LongStep | Repeat]:
     """The steps of concurrent schedules, each on its share; ``change``, if any, maps their
     transfers, given each transfer's schedule and place in it.
 
@@ -431,6 +448,16 @@ def _concurrent_steps(
         if every is None or int(row.max(initial=0)) < every:
             return new
         return new.rows(np.lexsort((copy, row // every)))
+
+    def by_portions(steps: Sequence[Step]) -> Step | LongStep:
+        """The same, as a long step where it is one: of copies, without operations of switches."""
+        long = copied and change is None and len(steps[0]) * copies > WRITTEN_ROWS
+        if not long or (steps[0].op > SYNC).any():
+            return change_steps(steps)
+        within = within_slots(steps[0], old)
+        local_run = n if run is None and _local(within) else run
+        copying = within, copies, local_run, homes, lanes
+        return LongStep(partial(_copies, *copying), partial(_portions, *copying))
 
     def repeat(blocks: Sequence[Step | Repeat]) -> Repeat | None:
         """The blocks as one repeat, if they are the same one; its windows follow each other in a
@@ -480,7 +507,7 @@ def _concurrent_steps(
             unrolled = (
                 block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks
             )
-            yield from map(change_steps, abreast(schedules, unrolled))
+            yield from map(by_portions, abreast(schedules, unrolled))
 
 
 def _one_slot(layout: Layout) -> bool:

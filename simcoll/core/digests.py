@@ -34,9 +34,9 @@ from hashlib import sha256
 import numpy as np
 
 from simcoll.arrays import Array, Ints
-from simcoll.core.step import Repeat, Step
+from simcoll.core.step import COLUMNS, Repeat, Step, distinct
 
-__all__ = ["digest"]
+__all__ = ["JOINED", "LongDigest", "digest"]
 
 FEW = 64
 """Up to this many transfers, hashing the values themselves is faster."""
@@ -74,6 +74,87 @@ def digest(block: Step | Repeat) -> bytes:
     if block.order is not None:
         parts.append(_sums(block.order))
     return sha256(b"".join([*parts, *map(digest, block.steps)])).digest()
+
+
+class LongDigest:
+    """The digest of a step of more than :data:`JOINED` transfers that come in portions; the same as
+    that of the whole.
+
+    >>> from simcoll.core.step import transfers
+    >>> step = transfers(np.arange(JOINED + 1), 1, 2, 3)
+    >>> portions = LongDigest()
+    >>> for rows in (slice(0, 1000), slice(1000, None)):
+    ...     portions.add(step.rows(rows))
+    >>> portions.value() == digest(step)
+    True
+    """
+
+    def __init__(self) -> None:
+        self._columns = [_LongColumn() for _ in COLUMNS]
+        self._transits: list[bytes] = []
+
+    def add(self, portion: Step) -> None:
+        """Take the transfers that follow."""
+        for sums, column in zip(self._columns, portion.columns, strict=True):
+            sums.add(column)
+        if portion.transits is not None:
+            self._transits.append(portion.transits.key)
+
+    def value(self) -> bytes:
+        """The digest of all transfers so far."""
+        sizes = distinct(np.array([sums.size for sums in self._columns]))
+        lengths = b",".join(b"%d" % size for size in sizes.tolist()) + b":"
+        sums = [sums.value() for sums in self._columns]
+        return sha256(b"".join([lengths, *sums, *self._transits])).digest()
+
+
+class _LongColumn:
+    """The sums of a column that comes in portions."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._lower: list[bytes] = []
+        self._upper: list[bytes] = []
+        self._any_upper = False
+        self._rest: Array | None = None  # values after the last whole part
+
+    def add(self, values: Array) -> None:
+        """Take the values that follow."""
+        self.size += len(values)
+        if self._rest is not None and len(self._rest):
+            values = np.concatenate([self._rest, values])
+        per_part = PART * WORD.itemsize // values.dtype.itemsize
+        cut = len(values) - len(values) % per_part
+        self._rest = values[cut:]
+        self._add_parts(values[:cut])
+
+    def _add_parts(self, values: Array) -> None:
+        if not len(values):
+            return
+        if values.strides == (0,):
+            sums = _of_equal(int(values[0]), len(values), values.dtype)
+        else:
+            sums = _sums(_words(values))
+        kind, sums = sums[:5], sums[5:]
+        tail = 2 * WORD.itemsize  # the sums of no words
+        lower, upper = (sums, b"") if kind == b"lower" else _halves(sums)
+        self._lower.append(lower[:-tail])
+        self._upper.append(upper[:-tail] or bytes(len(lower) - tail))
+        self._any_upper = self._any_upper or kind == b"upper"
+
+    def value(self) -> bytes:
+        """As :func:`_sums` of all values."""
+        sums = _sums(np.zeros(0, WORD) if self._rest is None else _words(self._rest))
+        kind, sums = sums[:5], sums[5:]
+        lower, upper = (sums, bytes(len(sums))) if kind == b"lower" else _halves(sums)
+        lower_sums = b"".join([*self._lower, lower])
+        if not self._any_upper and kind == b"lower":
+            return b"lower" + lower_sums
+        return b"upper" + lower_sums + b"".join([*self._upper, upper])
+
+
+def _halves(sums: bytes) -> tuple[bytes, bytes]:
+    return sums[: len(sums) // 2], sums[len(sums) // 2 :]
 
 
 def _of_step(step: Step) -> list[bytes]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from simcoll.arrays import Array, Ints, Whole
 from simcoll.core.collective import Collective
-from simcoll.core.digests import digest
+from simcoll.core.digests import LongDigest, digest
 from simcoll.core.folds import in_fold_order
 from simcoll.core.immutable import by_constructor, without_subclasses
 from simcoll.core.known import Known
@@ -34,6 +34,7 @@ from simcoll.core.step import (
     REDUCE,
     SWITCH_REDUCE,
     SYNC,
+    LongStep,
     Repeat,
     Step,
     concurrent,
@@ -127,7 +128,7 @@ class Schedule:
 
     name: str
     layout: Layout
-    source: Callable[[], Iterable[Step | Repeat | Sequence[Step]]]
+    source: Callable[[], Iterable[Step | LongStep | Repeat | Sequence[Step]]]
     nchannels: int = 1
     params: tuple[tuple[str, Any], ...] = ()
     divisible: bool = False
@@ -138,7 +139,7 @@ class Schedule:
             self,
             name: str,
             layout: Layout,
-            source: Callable[[], Iterable[Step | Repeat | Sequence[Step]]],
+            source: Callable[[], Iterable[Step | LongStep | Repeat | Sequence[Step]]],
             nchannels: Whole = 1,
             params: tuple[tuple[str, Any], ...] = (),
             divisible: bool | np.bool_ = False,
@@ -229,10 +230,25 @@ class Schedule:
         >>> [type(block).__name__ for block in ring.blocks()]
         ['Step', 'Repeat']
         """
-        facts, number = self.known, 0
+        for _, block in self.portions(whole_steps=True):
+            yield block
+            del block  # before the source makes the next one
+
+    def portions(self, *, whole_steps: bool = False) -> Iterator[tuple[int, Step | Repeat]]:
+        """The same blocks with their numbers, but a :class:`~simcoll.core.step.LongStep` as several
+        steps of one number, unless ``whole_steps``, so that no pass needs the memory of the whole.
+
+        That its portions are those of the step is certain when they have all been taken.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_gather", "ring", nranks=4)
+        >>> [number for number, _ in ring.portions()]
+        [0, 1]
+        """
+        facts, number, moving_blocks = self.known, 0, 0
         stored = facts.kept  # read once: another thread may release it
         if stored is not None:
-            yield from stored
+            yield from enumerate(stored)
             return
         blocks = self.source()
         if not isinstance(blocks, Iterable):
@@ -243,6 +259,15 @@ class Schedule:
         collected: list[Step | Repeat] = []
         room = (HELD if facts.held else KEPT) if facts.keeps else -1
         for number, entry in enumerate(blocks, 1):
+            if type(entry) is LongStep and not whole_steps:
+                room, empty = -1, True
+                collected.clear()
+                for portion in self._portions(number, entry):
+                    empty = False
+                    yield moving_blocks, portion
+                    del portion
+                moving_blocks += not empty
+                continue
             block = concurrent(entry)
             if type(block) is not Step and type(block) is not Repeat:
                 raise ConfigError(
@@ -261,11 +286,38 @@ class Schedule:
                     collected.append(moving)
                 else:
                     collected.clear()
-                yield moving
+                yield moving_blocks, moving
+                moving_blocks += 1
             del moving
         if not facts.ends(number):
             raise self._change_error(number)
         facts.kept = tuple(collected) if room >= 0 else None
+
+    def _portions(self, number: int, step: LongStep) -> Iterator[Step]:
+        """The portions of a long step that move something, which are checked against earlier passes
+        at their end.
+        """
+        sums = LongDigest()
+        for portion in step.portions():
+            if type(portion) is not Step:
+                raise ConfigError(
+                    f"{self.title}: its source yields {shown(portion):.60}; expected steps, made "
+                    "by transfers()"
+                )
+            private = portion.rows(slice(None))  # columns that nobody else holds
+            del portion
+            if (private.op > SYNC).any():
+                raise ConfigError(
+                    f"{self.title}: its source yields a long step with operations of switches, "
+                    "which join transfers; expected a step made by transfers()"
+                )
+            sums.add(private)
+            _note_transits(self.known, private)
+            if moving_part(private) is not None:
+                yield private
+            del private
+        if not self.known.agrees(number, sums.value()):
+            raise self._change_error(number - 1)
 
     @property
     def transits(self) -> tuple[Transit, ...]:
@@ -672,10 +724,13 @@ def _largest(column: Array) -> int:
     return int(column.view(f"u{column.dtype.itemsize}").max(initial=0))
 
 
-def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int, Step]]:
+def lowered(
+    schedule: Schedule, *, as_given: bool = False, portioned: bool = False
+) -> Iterator[tuple[int, Step]]:
     """Checked steps with in-place aliases resolved; transfers that become self-copies are dropped.
 
     The transfers of a fold come in the order in which they are applied, unless ``as_given``.
+    ``portioned``: several with one number may stand for a long step, unless there may be folds.
     """
     facts, number = schedule.known, 0
     as_given = as_given and facts.folds
@@ -684,7 +739,11 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
         yield from enumerate(stored)
         return
     collected: list[Step] | None = [] if blocks is not None and not as_given else None
-    for block in schedule.blocks():
+    last_place = -1
+    for place, block in schedule.portions(whole_steps=not portioned or facts.folds):
+        if place == last_place:  # it goes on
+            number -= 1
+        last_place = place
         if not facts.checked:
             schedule.check_block(number, block)
         for step in block.unrolled() if isinstance(block, Repeat) else (block,):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -32,6 +32,7 @@ __all__ = [
     "REDUCE",
     "SWITCH_REDUCE",
     "SYNC",
+    "LongStep",
     "Repeat",
     "Step",
     "concurrent",
@@ -613,14 +614,44 @@ class Repeat:
         return place if self.order is None else self.order[place]
 
 
+@without_subclasses
+@dataclass(frozen=True, slots=True, eq=False)
+class LongStep:
+    """A step of very many transfers, which a source can also make a portion at a time.
+
+    A pass that looks at each transfer by itself then needs the memory of a portion. Both ways must
+    make the same transfers in the same order, which passes over a schedule compare.
+
+    Attributes
+    ----------
+    joined
+        Makes the step.
+    portions
+        Makes its transfers as steps that follow each other, together more than
+        :data:`simcoll.core.digests.JOINED`.
+
+    Examples
+    --------
+    >>> step = transfers([0, 1], 0, [1, 0], 0)
+    >>> halves = LongStep(lambda: step, lambda: (step.rows(slice(r, r + 1)) for r in range(2)))
+    >>> concurrent(halves) is step, [len(portion) for portion in halves.portions()]
+    (True, [1, 1])
+    """
+
+    joined: Callable[[], Step]
+    portions: Callable[[], Iterator[Step]]
+
+
 def concurrent(block: Any) -> Any:
     """A block that a source yields: several steps, as a tuple or list, are one step with the
-    transfers of all.
+    transfers of all, and a long one is made.
 
     >>> pair = transfers(0, 0, 1, 0), transfers(2, 0, 3, 0)
     >>> len(concurrent(pair))
     2
     """
+    if type(block) is LongStep:
+        return block.joined()
     if type(block) in (tuple, list) and block and all(type(step) is Step for step in block):
         return joined(block)
     return block

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints
 from simcoll.core.schedule import Repeat, Schedule, Step
 
 __all__ = ["MANY_CELLS", "FirstShare", "one_share", "steps_without_repeats"]
@@ -106,10 +107,11 @@ def _as_copies_of(model: Schedule, schedule: Schedule) -> FirstShare | None:
     ):
         return None
     steps = 0
-    for step, of_share in zip_longest(
-        steps_without_repeats(schedule), steps_without_repeats(model)
-    ):
-        if step is None or of_share is None or not _has_copies(step, of_share, sizes):
+    by_number = groupby(_without_repeats(schedule), itemgetter(0))
+    for numbered, of_share in zip_longest(by_number, steps_without_repeats(model)):
+        if numbered is None or of_share is None:
+            return None
+        if not _has_copies((portion for _, portion in numbered[1]), of_share, sizes):
             return None
         steps += 1
     return FirstShare(model, shares, steps)
@@ -117,60 +119,91 @@ def _as_copies_of(model: Schedule, schedule: Schedule) -> FirstShare | None:
 
 def steps_without_repeats(schedule: Schedule) -> Iterator[Step | None]:
     """The checked steps, with aliases resolved; a None, and the end, at the first repeat."""
-    for number, block in enumerate(schedule.blocks()):
+    for _, step in _without_repeats(schedule, whole_steps=True):
+        yield step
+        del step
+
+
+def _without_repeats(
+    schedule: Schedule, *, whole_steps: bool = False
+) -> Iterator[tuple[int, Step | None]]:
+    """The same with their numbers, long ones in portions unless ``whole_steps``."""
+    for number, block in schedule.portions(whole_steps=whole_steps):
         if isinstance(block, Repeat):
-            yield None
+            yield number, None
             return
         if not schedule.known.checked:
             schedule.check_block(number, block)
-        yield schedule.layout.one_address(block)
+        resolved = schedule.layout.one_address(block)
+        del block
+        yield number, resolved
+        del resolved
     schedule.skip_checks()
 
 
-def _has_copies(step: Step, of_share: Step, sizes: _ShareSizes) -> bool:
-    """Whether a step has the transfers of one share in each: share by share, or each transfer in
-    all of them.
+def _has_copies(portions: Iterable[Step | None], of_share: Step, sizes: _ShareSizes) -> bool:
+    """Whether a step, given in portions, has the transfers of one share in each: share by share, or
+    each transfer in all of them.
     """
-    if len(step) != sizes.shares * len(of_share):
-        return False
     # Slots follow each other in all buffers, and each has a share of every copy.
-    if (of_share.src_chunk % sizes.width + of_share.count > sizes.width).any():
-        return False
-    if (of_share.dst_chunk % sizes.width + of_share.count > sizes.width).any():
-        return False
+    for _, chunk in of_share.ends:
+        if (chunk % sizes.width + of_share.count > sizes.width).any():
+            return False
+    src, dst = (_in_first_share(chunk, sizes) for _, chunk in of_share.ends)
     rows_so_far = np.zeros(sizes.shares, np.int64)
-    # A part of the step at a time, as it may have millions of rows.
-    for begin in range(0, len(step), COMPARED_ROWS):
-        rows = slice(begin, begin + COMPARED_ROWS)
-        channel = step.channel[rows]
-        share = channel // sizes.lanes
-        if share.min() < 0 or share.max() >= sizes.shares:
+    for portion in portions:
+        if portion is None:
             return False
-        order = np.argsort(share, kind="stable")
-        share = share[order]
-        counts = np.bincount(share, minlength=sizes.shares)
-        place = np.arange(len(share)) + (rows_so_far - np.cumsum(counts) + counts)[share]
-        rows_so_far += counts
-        if rows_so_far.max() > len(of_share):
-            return False
-        copied = (
-            (step.src_rank, of_share.src_rank[place]),
-            (step.dst_rank, of_share.dst_rank[place]),
-            (step.count, of_share.count[place]),
-            (step.op, of_share.op[place]),
-            (step.channel, of_share.channel[place] + share * sizes.lanes),
-            (step.src_chunk, _chunk_of(of_share.src_chunk[place], share, sizes)),
-            (step.dst_chunk, _chunk_of(of_share.dst_chunk[place], share, sizes)),
-        )
-        if not all(np.array_equal(column[rows][order], values) for column, values in copied):
-            return False
-    return True
+        # A part at a time, as it may have millions of rows.
+        for begin in range(0, len(portion), COMPARED_ROWS):
+            step = portion.rows(slice(begin, begin + COMPARED_ROWS))
+            share = step.channel if sizes.lanes == 1 else step.channel // sizes.lanes
+            if share.min() < 0 or share.max() >= sizes.shares:
+                return False
+            place = _place(share, rows_so_far)
+            if rows_so_far.max() > len(of_share):
+                return False
+            agreements = (
+                _equal(step.src_rank, of_share.src_rank, place),
+                _equal(step.dst_rank, of_share.dst_rank, place),
+                _equal(step.count, of_share.count, place),
+                _equal(step.op, of_share.op, place),
+                np.array_equal(step.channel - share * sizes.lanes, of_share.channel[place]),
+                np.array_equal(step.src_chunk - share * sizes.width, src[place]),
+                np.array_equal(step.dst_chunk - share * sizes.width, dst[place]),
+            )
+            if not all(agreements):
+                return False
+    return bool((rows_so_far == len(of_share)).all())
 
 
-def _chunk_of(chunk: Ints, share: Ints, sizes: _ShareSizes) -> Ints:
-    """Chunks of a share alone as those of all."""
+def _place(share: Ints, rows_so_far: Ints) -> Ints | slice:
+    """The place of each transfer in its share, of which so many came before; counts them."""
+    rows = len(share)
+    if (share == share[0]).all():
+        begin = int(rows_so_far[share[0]])
+        rows_so_far[share[0]] += rows
+        return slice(begin, begin + rows)
+    counts = np.bincount(share, minlength=len(rows_so_far))
+    small = share.astype(np.int16) if len(counts) < 1 << 15 else share  # sorted by its bytes
+    order = np.argsort(small, kind="stable")
+    place = np.empty(rows, np.int64)
+    place[order] = np.arange(rows) + np.repeat(rows_so_far - np.cumsum(counts) + counts, counts)
+    rows_so_far += counts
+    return place
+
+
+def _equal(column: Array, of_share: Array, place: Ints | slice) -> bool:
+    """Whether a column has the values of a share at some places."""
+    if column.strides == of_share.strides == (0,):
+        return bool(column[0] == of_share[0])
+    return np.array_equal(column, of_share[place])
+
+
+def _in_first_share(chunk: Ints, sizes: _ShareSizes) -> Ints:
+    """Chunks of a share alone as those of the first one among all."""
     slot, place = np.divmod(chunk, sizes.width)
-    return slot * sizes.chunks + place + share * sizes.width
+    return slot * sizes.chunks + place
 
 
 def _steps_of_first(schedule: Schedule, sizes: _ShareSizes) -> list[Step] | None:
@@ -191,7 +224,7 @@ def _steps_of_first(schedule: Schedule, sizes: _ShareSizes) -> list[Step] | None
         of_share = replace(few, src_chunk=src, dst_chunk=dst)
         transfers += len(row)
         crosses = any((chunk % sizes.width + few.count > sizes.width).any() for chunk in (src, dst))
-        if crosses or transfers > MOST_TRANSFERS or not _has_copies(step, of_share, sizes):
+        if crosses or transfers > MOST_TRANSFERS or not _has_copies([step], of_share, sizes):
             return None
         steps.append(of_share)
     return steps

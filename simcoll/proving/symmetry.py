@@ -127,6 +127,10 @@ def likely(schedule: Schedule) -> bool:
     """
     if schedule.nranks < SYMMETRIC_RANKS or vector_of(schedule.layout) is None:
         return False
+    # Copies repeat where the schedule does of which they are copies, and its steps are smaller.
+    model = getattr(schedule.source, "schedule", None)
+    if type(model) is Schedule and not likely(model):
+        return False
     for block in islice(schedule.blocks(), 4):
         if isinstance(block, Repeat) or (block.op > SYNC).any():
             return isinstance(block, Repeat)

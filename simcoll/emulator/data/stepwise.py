@@ -9,6 +9,8 @@ it. Transfers that write the same elements are written in several passes, in the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,9 +123,9 @@ class BufferPool:
 
     def steps(self) -> Iterator[list[_TransferGroup]]:
         """Stream the moves of every step, in an order in which they can be written."""
-        for _, step in lowered(self._plan.schedule):
-            moves = self._moves(step)
-            del step  # before the next one is made
+        by_number = groupby(lowered(self._plan.schedule, portioned=True), itemgetter(0))
+        for _, portions in by_number:
+            moves = [group for _, portion in portions for group in self._moves(portion)]
             if moves:
                 yield moves
             del moves

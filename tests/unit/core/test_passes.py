@@ -11,10 +11,10 @@ import pytest
 
 import simcoll
 from simcoll.core import digests
-from simcoll.core.digests import digest
+from simcoll.core.digests import LongDigest, digest
 from simcoll.core.schedule import Layout, Repeat, Schedule
-from simcoll.core.step import COLUMNS, Step, transfers
-from simcoll.errors import ScheduleError
+from simcoll.core.step import COLUMNS, MULTICAST, LongStep, Step, transfers
+from simcoll.errors import ConfigError, ScheduleError
 
 N = 4
 RANK = np.arange(N)
@@ -178,6 +178,69 @@ def test_digests_of_equal_values_are_equal_whatever_holds_them(size):
         == digest(slim)
         == digest(transfers(np.full(size, 1), 2, 3, 4, count=9, channel=2**33))
     )
+
+
+@pytest.mark.parametrize("size", [20000, 65536, 65537, 200_000])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_digest_of_portions_is_that_of_the_whole(seed, size):
+    rng = np.random.default_rng(seed)
+    columns = [rng.integers(-100, 100, size) for _ in COLUMNS]
+    columns[1][rng.integers(size, size=seed)] += 2**40  # upper halves, in some parts or in none
+    columns[4] = np.broadcast_to(np.array([7]), size)
+    step = Step(*columns)
+    edges = [0, *np.sort(rng.integers(0, size, 5)).tolist(), size]
+    sums, changed_sums = LongDigest(), LongDigest()
+    for begin, end in itertools.pairwise(edges):
+        portion = step.rows(slice(begin, end))
+        sums.add(portion)
+        changed_sums.add(portion if begin else portion.rows(np.arange(end)[::-1]))
+    assert sums.value() == digest(step) != changed_sums.value()
+
+
+def by_twos(step):
+    """A step as one of portions of two transfers."""
+    rows = range(0, len(step), 2)
+    return LongStep(lambda: step, lambda: (step.rows(slice(r, r + 2)) for r in rows))
+
+
+@pytest.fixture
+def _any_step_is_long(monkeypatch):
+    monkeypatch.setattr(digests, "FEW", 0)
+    monkeypatch.setattr(digests, "JOINED", 0)
+
+
+@pytest.mark.usefixtures("_any_step_is_long")
+def test_a_long_step_comes_whole_or_in_portions():
+    schedule = of_passes([RIGHT[0], EMPTY, by_twos(RIGHT[1]), *RIGHT[2:]])
+    for _ in range(2):
+        assert [len(step) for step in schedule.blocks()] == [N] * N
+        numbered = [(number, len(step)) for number, step in schedule.portions()]
+        assert numbered == [(0, 4), (1, 2), (1, 2), (2, 4), (3, 4)]
+    proof = simcoll.verify(schedule)
+    lowered = list(simcoll.core.schedule.lowered(schedule, portioned=True))
+    assert (proof.folds, [number for number, _ in lowered]) == (False, [0, 1, 1, 2, 3])
+
+
+@pytest.mark.usefixtures("_any_step_is_long")
+@pytest.mark.parametrize("portions_first", [False, True])
+@pytest.mark.parametrize(
+    "portions", [[RIGHT[1]], [RIGHT[2].rows(slice(2))], [RIGHT[2], RIGHT[2]], []]
+)
+def test_portions_of_other_transfers_than_the_step_has_are_refused(portions, portions_first):
+    false = LongStep(lambda: RIGHT[2], lambda: iter(portions))
+    schedule = of_passes([*RIGHT[:2], false, RIGHT[3]])
+    ways = [schedule.blocks, schedule.portions]
+    list(ways[portions_first]())
+    with pytest.raises(ScheduleError, match="from step or repeat number 2 on"):
+        list(ways[not portions_first]())
+
+
+def test_portions_are_steps_of_transfers_that_need_no_other():
+    cast = transfers(0, 0, [1, 2], LAYOUT.output(), op=MULTICAST)
+    for portion, words in ((cast, "operations of switches"), ("two", "'two'; expected steps")):
+        schedule = of_passes([LongStep(lambda: cast, lambda portion=portion: iter([portion]))])
+        with pytest.raises(ConfigError, match=words):
+            list(schedule.portions())
 
 
 def test_rows_that_change_places_or_columns_are_told():

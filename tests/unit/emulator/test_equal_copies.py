@@ -1,20 +1,25 @@
 """One of the equal copies of a plan stands for all: the same counts, classes and times."""
 
 from copy import copy
+from itertools import groupby
 
 import numpy as np
 import pytest
 
 import simcoll
+from simcoll.algorithms import compose
 from simcoll.algorithms.compose import EqualShares, in_channels
+from simcoll.core import digests
 from simcoll.core.protocol import Protocol, protocol
-from simcoll.core.schedule import Layout, Schedule, transfers
+from simcoll.core.schedule import Layout, Schedule, Step, transfers
+from simcoll.emulator.data.stepwise import data_errors
 from simcoll.emulator.folding.loaded_run import classes_run
 from simcoll.emulator.folding.unpriced import find_classes
 from simcoll.emulator.request import Request
 from simcoll.emulator.steps import equal_copies
 from simcoll.emulator.steps.step_columns import same_moves, turns
 from simcoll.errors import ScheduleError
+from simcoll.proving import copied_shares
 from simcoll.topology import load_topology
 
 CAPPED = Protocol("capped", channel_rate_uBps=9_000_000_007, rank_rate_uBps=30_000_000_001)
@@ -125,3 +130,38 @@ def test_a_copy_that_changes_between_passes_is_refused():
     changes.append("another transfer")
     with pytest.raises(ScheduleError, match="other steps"):
         list(both.source.schedule.blocks())
+
+
+def rows_of(steps):
+    """The numbers of all transfers of some steps, in order."""
+    columns = zip(*(step.columns for step in steps), strict=True)
+    return [np.concatenate(column).tolist() for column in columns]
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_copies_in_portions_are_the_same_ones(collective, algorithm, in_place, monkeypatch):
+    monkeypatch.setattr(digests, "FEW", 0)
+    monkeypatch.setattr(digests, "JOINED", 0)
+    monkeypatch.setattr(compose, "WRITTEN_ROWS", 20)
+    monkeypatch.setattr(copied_shares, "MANY_CELLS", 0)
+    monkeypatch.setattr(copied_shares, "COMPARED_ROWS", 7)
+    box = {"box": 4} if algorithm == "hierarchical" else {}
+    root = {"root": 1} if collective == "broadcast" else {}
+    params = {"nranks": 8, "in_place": in_place, "channels": 4} | box | root
+    schedule = simcoll.schedule(collective, algorithm, **params)
+    whole = list(schedule.blocks())
+    again = simcoll.schedule(collective, algorithm, **params)
+    again.known.kept = None
+    long = 0
+    for number, portions in groupby(again.portions(), lambda numbered: numbered[0]):
+        steps = [portion for _, portion in portions]
+        long += len(steps) > 1
+        if isinstance(whole[number], Step):
+            assert rows_of(steps) == rows_of([whole[number]])
+    assert long or algorithm in {"ring", "linear"}  # a repeat, and steps of few transfers
+    share = copied_shares.one_share(again)
+    if share is not None:  # not where another channel has other ranks, or a repeat
+        assert share.shares * sum(map(len, share.schedule.steps())) == sum(map(len, whole))
+    again.known.kept = again.known.lowered = None
+    assert data_errors(simcoll.bind(again, 4 * again.layout.chunks + 3)) == 0
