@@ -118,10 +118,7 @@ def _lines(
     if not rows:
         yield "too few rows for a cross-validation"
         if names is None:
-            yield (
-                "a launch within the scatter of such rows on published machines is taken for "
-                "noise: none"
-            )
+            yield "a launch below the scatter of such rows on published machines counts as none"
         return
     ratios = [(row.size_bytes, 1 + row.uncalibrated_error) for row in rows]
     left_out_ratios = [(row.size_bytes, 1 + row.calibrated_error) for row in rows]

@@ -193,8 +193,8 @@ def _scope_lines(program: HloProgram, gpu: Gpu) -> Iterator[str]:
     module = program.module
     if module.target != "gpu":
         yield (
-            f"# compiled for {_TARGETS[module.target]}: its collectives are not those of a module "
-            "for GPUs, and its times are not either"
+            f"# compiled for {_TARGETS[module.target]}: a module for GPUs has other collectives "
+            "and other times"
         )
     yield (
         f"# work is timed by the roofline of {gpu.name}, without launches and the host; partition "

@@ -275,15 +275,15 @@ def _nccl_remarks(
             "formula"
         )
     yield (
-        "error: half of the interval that holds 90 % of measurements; * the gain exceeds that of a "
-        "ratio of two such times, which makes a rule"
+        "error: half of the 90 % interval; *: a rule, because the gain exceeds the error of a "
+        "ratio of two such times"
     )
     if any(row.estimated for row in picked):
         yield f"last column: what {library}'s own estimates prefer instead, and the gain over that"
     if tuner:
         yield (
-            f"{tuner} brings a tuner of its own, whose choices are unknown and which another would "
-            "replace: no rules"
+            f"{tuner} brings a tuner of its own, which a file would replace; its choices are "
+            "unknown: no rules"
         )
 
 
@@ -296,8 +296,8 @@ def _mpi_remarks(model: MpiLibrary) -> Iterator[str]:
         "and the gain are unknown"
     )
     yield (
-        "error: unknown, since simcoll ships no measured tables of MPI libraries; taken as "
-        f"{UNMEASURED_ERROR:.0%}, so that * a gain above {limit:.2f}x makes a rule"
+        f"error: taken as {UNMEASURED_ERROR:.0%}, since simcoll ships no measured tables of MPI "
+        f"libraries; *: a rule, for a gain above {limit:.2f}x"
     )
     for note in model.notes:
         yield f"{model.name}: {note}"
@@ -313,7 +313,7 @@ def _rule_remarks(rules: Sequence[Rule], name: str, ranks: int, *, complete: boo
         return
     yield (
         "played back at 61 sizes from 8 B to 8 GiB: no size takes longer than with the library's "
-        "own choice, which sizes without a rule keep"
+        "own choice; sizes without a rule keep it"
     )
     if name == "nccl-csv":
         scope = "of other communicators" if complete else "without a rule"

@@ -26,7 +26,7 @@ __all__ = ["play_arrays"]
 
 SPARE, PENDING = range(2)
 MOST_LINKS = 2048
-"""Links of a component, all pairs of which are in memory, three times over."""
+"""Links of a component, all pairs of which are in memory, three times over: 100 MB at most."""
 CHECKED_EVERY = 64
 """Events after which the sum of the rates on each link is compared with its capacity."""
 

@@ -121,14 +121,14 @@ class Job:
         reason = f"; {hints}" if hints else ""
         if abs(error) > MOST_REPLAY_ERROR:
             raise ConfigError(
-                f"the replay of the job takes {error:+.1%} of its measured time, and more than "
-                f"{MOST_REPLAY_ERROR:.0%} is too much to ask what changes would do{reason}"
+                f"the time of the replayed job differs by {error:+.1%} from the measured one; "
+                f"expected at most {MOST_REPLAY_ERROR:.0%} to ask what changes would do{reason}"
             )
         if self.unexplained_share > MOST_UNEXPLAINED:
             raise ConfigError(
-                f"in {self.unexplained_share:.0%} of the time device work begins later than its "
-                f"trace explains, more than the {MOST_UNEXPLAINED:.0%} up to which changes are "
-                f"replayed{reason}"
+                f"for {self.unexplained_share:.0%} of the time the traces do not explain why work "
+                f"begins so late; expected at most {MOST_UNEXPLAINED:.0%} to ask what changes "
+                f"would do{reason}"
             )
 
     def graph_launches(self) -> str:

@@ -254,8 +254,8 @@ def _steps(
                 steps[rank].append(step)
     if cut:
         notes.append(
-            f"{counted(cut, 'call')} left out that not all recorded ranks of a group have made or "
-            "still have"
+            f"{counted(cut, 'call')} left out: some recorded rank of the group has not made them, "
+            "or no longer has their records"
         )
     return steps
 

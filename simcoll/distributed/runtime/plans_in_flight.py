@@ -296,8 +296,9 @@ class Playing:
     #              are not reported again.
     #   playing    _player is set, and every departure comes from it.
     # Invariant: either every plan in flight follows a take, or none does. So catching up replays
-    # all of them together on a fabric without other messages, and it cannot contradict what ranks
-    # have seen: no logged event is later than now, and up to now every plan did what its take says.
+    # all of them together. Only plans that were images of others (`model`) catch up while others
+    # are simulated, and share no link with these. So it cannot contradict what ranks have seen: no
+    # logged event is later than now, and up to now every plan did what its take says.
     # If a player disagrees with its take all the same, that is an InternalError, never another
     # time. A take could keep the state of its player instead, to continue from it; but that state
     # is spread over the fabric's flows, and a take is only entries, departures and a hash.

@@ -2,7 +2,7 @@
 
 :mod:`simcoll.emulator.fast.rates` repairs levels one by one from the links that have changed. Where
 many flows meet, each repair disturbs others, and a link is repaired again and again: all pairs of
-64 ranks took 80 times as long as with rounds. Rounds visit every flow of a *component* (the links
+64 ranks take 80 times as long as with rounds. Rounds visit every flow of a *component* (the links
 that the changed ones reach by shared hops) once, whatever has changed; :func:`fill` therefore takes
 over only when repairs have cost more than that. Both end at the only levels that satisfy the model,
 so which of the two runs changes no integer.

@@ -65,7 +65,7 @@ ROUNDING = 0.3819660112501051
 FILL_AT = 256
 """Visits of flows after which :func:`_spread` gives up repairs, in addition to one for every four
 flows of the component that was filled last. Where flows rarely meet, it is never reached; all pairs
-of 64 ranks with unequal messages take 1.7 times as long with 4,096 and twice the flows.
+of 64 ranks with unequal messages take 1.7 times as long with 4,096, and two for every flow.
 """
 
 
@@ -101,11 +101,8 @@ def put_on_links(s: State, m: int) -> None:
         if neighbour >= 0:
             # The first flow was alone here, so the link's numbers are stale.
             if s.shared[neighbour] == 0:
-                if (
-                    s.queued[l] == 0
-                    # Otherwise others left just now, and dependents of the link still have its old
-                    # level.
-                ):
+                # If it is queued, others left just now, and its dependents have its old level.
+                if s.queued[l] == 0:
                     s.level[l] = private_share(s, neighbour)
                 s.flows[l] = s.weight[neighbour]
                 s.used[l] = s.rate[s.owner[neighbour]] * s.weight[neighbour]

@@ -9,8 +9,8 @@ next run computes only costs. :class:`Remembered` has, by :class:`RunKey`, the c
 Invariant: memory never decides what a user reads. A request is played in the same way, and has the
 same result, whatever was played before; memory decides how long that takes. So a remembered answer
 is that which the request would find alone: a key has all that classes depend on, a limit (of
-classes, of rounds) is checked against the answer although it has been found, and the classes with
-which a run plays for its own sake are not told.
+classes, of rounds) is checked against a remembered answer too, and a result does not name classes
+with which a run is only played faster.
 """
 
 from __future__ import annotations

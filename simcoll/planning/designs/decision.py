@@ -275,8 +275,8 @@ def typical_sentence(best: Sequence[Row], figure: str) -> str:
         for row in (typical, best[0])
     ]
     return (
-        f"if steps take what steps of their class typically took, the best has "
-        f"{', '.join(changes)}: {texts[0]} against {texts[1]}"
+        f"with the typical error of steps of each class, the best has {', '.join(changes)}: "
+        f"{texts[0]} against {texts[1]}"
     )
 
 

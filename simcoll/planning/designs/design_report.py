@@ -249,8 +249,8 @@ def _breakdowns(best: Sequence[Row], alternatives: Sequence[Alternative]) -> Ite
     names, rows = [name for name, _ in bars], [row for _, row in bars]
     subject = "the best design of each alternative" if len(alternatives) > 1 else "the best designs"
     text = (
-        f"Of {subject}: computation, bubble, and what each axis exposes (the step is so much "
-        "shorter without its bytes)."
+        f"Of {subject}: computation, bubble, and what each axis exposes: by how much the step is "
+        "shorter without its bytes."
     )
     yield Section("time", "Where the time goes", text, chart=parts_chart(rows, names))
     memory = f"The GPU that needs most, by part, of {subject}."

@@ -58,14 +58,14 @@ def serving_lines(models: Sequence[ServedModel], steps: Sequence[ServingStep]) -
     yield ("# ms: one step; exposed, floors: shares of it in collectives, and in starts of kernels")
     if steady:
         yield (
-            "# ms/token, steady: between tokens of a request, and tokens/s/GPU, while prompts of "
-            "new requests come evenly"
+            "# while prompts of new requests come evenly: ms/token, between tokens of a request; "
+            "steady, tokens/s/GPU"
         )
     yield _interval_line(model)
     if model.serving.dp == 1 and not model.serving.step_us:
         yield (
-            "# these had the host's time between steps, which is 0 here (step_us): 750 us of vLLM, "
-            "2,000 us of SGLang, 0 of TensorRT-LLM"
+            "# the host's time between steps is 0 here (step_us); theirs counts as 750 us for "
+            "vLLM, 2,000 us for SGLang, 0 for TensorRT-LLM"
         )
     yield "# not modelled: queues, sampling, uneven lengths"
 
@@ -78,9 +78,9 @@ def _interval_line(served: ServedModel) -> str:
     rows = [row for row in _intervals() if row["kind"] == kind]
     half, ninety = (f"{float(row['low']):.2f} to {float(row['high']):.2f}" for row in rows)
     return (
-        f"# tokens/s of {int(rows[0]['rows']):,} published configurations of "
-        f"{'mixtures of experts' if kind == 'experts' else 'dense models'} on H100 to B300 were "
-        f"{half} of those predicted in half of them, {ninety} in 90 %"
+        f"# {int(rows[0]['rows']):,} published configurations of "
+        f"{'mixtures of experts' if kind == 'experts' else 'dense models'} on H100 to B300: half "
+        f"reached {half} times the predicted tokens/s, 90 % {ninety} times"
     )
 
 

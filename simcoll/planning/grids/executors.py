@@ -117,7 +117,7 @@ def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[Grid
         raise ConfigError(f"unknown executor {kind!r}; {nearest(kind, KINDS)}")
     if jobs is not None:
         raise ConfigError(
-            f"--jobs is for processes; how many workers {kind} has is said where it was started"
+            f"--jobs is for processes; the number of workers of {kind} is set where it is started"
         )
     with opener(kind) as remote_pool:
         yield remote_pool

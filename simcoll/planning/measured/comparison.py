@@ -67,7 +67,7 @@ CORRUPT = (
     "GPUDirect RDMA (NCCL_NET_GDR_LEVEL=LOC tells), a link or memory with errors (dmesg, ECC)"
 )
 """Where to look when a collective computes wrong results."""
-_OF_LOGS = {"", "nccl-tests", "nccl-tests-json", "osu", "text", "json", "in-situ"}
+_OF_LOGS = {"nccl-tests", "nccl-tests-json", "osu", "text", "json", "in-situ"}
 """Kinds of files of which nothing is said where they have no row."""
 _GPU = re.compile(r"\b(?:A|V|L|G?[BH])[0-9]{2,3}\b|\bMI[0-9]{3}X?\b")
 """Names of data-center GPUs."""
@@ -132,8 +132,8 @@ def blame_log(log: Log, file: str | Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        kind = "" if log.tables else recognise(read_start(file))
-        of_another_kind = [f"this is {TITLES[kind]}"] if kind not in _OF_LOGS else []
+        kind = None if log.tables else recognise(read_start(file))
+        of_another_kind = [] if kind is None or kind in _OF_LOGS else [f"this is {TITLES[kind]}"]
         message = "; ".join([*of_another_kind, error.message, *log.notes[:3]])
         raise (error if error.file else ConfigError(message, file=str(file))) from None
 
@@ -447,9 +447,9 @@ def deviations(rows: Sequence[Compared], *, limited: bool = False) -> list[str]:
             ", ..." if len(fast) > 4 else ""
         )
         reason = (
-            "the machine as the log describes it, so that costs less than is assumed"
+            "the machine as the log describes it: what the log names costs less than assumed"
             if limited
-            else "this topology, so the machine is another one, or the time is wrong"
+            else "this topology: the machine is another one, or the time is wrong"
         )
         remarks.append(f"{names}: measured is less than the bound of {reason}")
     return remarks

@@ -76,7 +76,7 @@ def verdict(
     if sound and not impossible and _is_sound(times, sound):
         without = _figure(setting, max(sound), times[max(sound)][0], sound[max(sound)].time_fs)
         return (
-            "verdict: as fast as without what the log says, which had no effect here: "
+            "verdict: as fast as predicted without the settings of the log, which had no effect: "
             f"{statements}; {without}"
         )
     if not slow:

@@ -59,7 +59,7 @@ def test_other_services_in_a_replay(tmp_path):
 def test_a_graph_is_refused_by_its_replay_error(tmp_path):
     job = job_of_files(files_of(tmp_path, dialect="graph"))
     assert job.replay_error < -0.05
-    with pytest.raises(ConfigError, match=r"replay of the job takes -[0-9.]+% .*CUDA graphs"):
+    with pytest.raises(ConfigError, match=r"replayed job differs by -[0-9.]+% .*CUDA graphs"):
         job.refuse_changes()
     assert "does not describe this job" in job_lines(job)[2]
 

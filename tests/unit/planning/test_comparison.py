@@ -244,7 +244,7 @@ def test_deviations_in_words():
         "1 MiB: measured is 1.30 times the prediction",
         "1 GiB: measured is 0.01 times the prediction",
         (
-            "1 GiB: measured is less than the bound of this topology, so the machine is another one, "
+            "1 GiB: measured is less than the bound of this topology: the machine is another one, "
             "or the time is wrong"
         ),
     ]

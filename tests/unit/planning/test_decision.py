@@ -170,7 +170,7 @@ def test_the_best_by_typical_errors_is_named():
     ]
     assert typical_best(best, "days")["key"] == "C"
     assert typical_sentence(best, "days") == (
-        "if steps take what steps of their class typically took, the best has shard optimizer: "
+        "with the typical error of steps of each class, the best has shard optimizer: "
         "11.6 days against 12 days"
     )
     assert typical_sentence(best[1:], "days") == ""

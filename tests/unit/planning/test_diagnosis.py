@@ -376,8 +376,8 @@ def test_a_setting_without_effect_is_called_so():
     log_setting = with_log(setting)
     judgement = diagnose(compare(log_setting.setting), log_setting).verdict
     assert judgement.startswith(
-        "verdict: as fast as without what the log says, which had no effect here: TCP sockets "
-        "instead of RDMA (NCCL_IB_DISABLE=1); "
+        "verdict: as fast as predicted without the settings of the log, which had no effect: "
+        "TCP sockets instead of RDMA (NCCL_IB_DISABLE=1); "
     )
 
 

@@ -352,7 +352,7 @@ def test_files_for_mpi(tmp_path, monkeypatch, capsys, name):
     assert main(line) == 0
     out = capsys.readouterr().out
     assert f"# default: of {name} " in out
-    assert "# error: unknown, since simcoll ships no measured tables of MPI libraries" in out
+    assert "# error: taken as 50%, since simcoll ships no measured tables of MPI libraries" in out
     usual = {
         "openmpi": "han",
         "openmpi-han": "han",
