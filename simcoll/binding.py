@@ -19,7 +19,6 @@ from simcoll.core.recent_schedules import recent_schedules
 from simcoll.core.reduction import Reduction, parse_dtype, parse_reduction
 from simcoll.core.schedule import Schedule
 from simcoll.core.step import distinct
-from simcoll.core.wire_format import is_floating
 from simcoll.errors import ConfigError, expect
 from simcoll.proving import verify
 
@@ -194,7 +193,11 @@ def _check_reduction(collective: Collective, reduction: Reduction) -> None:
 
 def _check_conversions(schedule: Schedule, element: np.dtype[Any]) -> None:
     """Refuse to convert what is not a floating-point number."""
-    if schedule.wire_formats and not is_floating(element):
+    if not schedule.wire_formats:
+        return
+    from simcoll.core.wire_format import is_floating
+
+    if not is_floating(element):
         raise ConfigError(
             f"{schedule.title} converts to {' and '.join(schedule.wire_formats)} on the way, which "
             f"needs a floating-point dtype such as float32; got {element.name}"

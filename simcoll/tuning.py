@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from simcoll.algorithms import ALGORITHMS, find_algorithm
@@ -26,6 +25,8 @@ from simcoll.errors import ConfigError, missing_package, nearest
 from simcoll.files.paths import is_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from simcoll.algorithms.registered import Algorithm
     from simcoll.topology import Topology
 from simcoll.topology.sub_tori import closed_dims

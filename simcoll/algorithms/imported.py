@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simcoll.algorithms.registered import Algorithm
@@ -278,6 +277,8 @@ def _import_function(name: str) -> Any:
 @contextmanager
 def _working_folder() -> Iterator[None]:
     """Make modules in the working directory importable, as ``python -m`` does."""
+    from pathlib import Path
+
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
@@ -294,6 +295,8 @@ def _blame(source: str) -> Iterator[None]:
     except SimcollError:
         raise
     except Exception as error:
+        from pathlib import Path
+
         last = error.__traceback__
         while last is not None and last.tb_next is not None:
             last = last.tb_next

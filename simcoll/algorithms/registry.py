@@ -1,13 +1,17 @@
-"""The table of algorithms, and :func:`schedule`, which builds one by name."""
+"""The table of algorithms, and :func:`schedule`, which builds one by name.
+
+A module of algorithms is loaded when one of its names is asked for, and all of them when the table
+is: a process that runs a single schedule would spend a tenth of its time on the others.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
-from pkgutil import iter_modules
-from types import ModuleType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import Any, overload
 
 import numpy as np
 
@@ -30,6 +34,7 @@ __all__ = [
 ]
 
 
+_PACKAGE = "simcoll.algorithms"
 _KINDS = (
     "all_reduce",
     "all_gather",
@@ -44,6 +49,48 @@ _KINDS = (
 )
 
 
+_HOMES: Mapping[str, str] = MappingProxyType(
+    {
+        "bfb": "bfb",
+        "bidirectional_ring": "ring",
+        "bine": "bine",
+        "bruck": "bruck",
+        "chain": "chain",
+        "collnet": "nvls",
+        "collnet_chain": "nvls",
+        "direct": "direct",
+        "dissemination": "barrier",
+        "double_tree": "double_tree",
+        "grouped": "grouped",
+        "hierarchical": "hierarchical",
+        "linear": "direct",
+        "nccl_tree": "nccl_tree",
+        "neighbor_exchange": "neighbor",
+        "nvlink_ring": "nvlink_ring",
+        "nvls": "nvls",
+        "nvls_tree": "nvls",
+        "one_shot": "direct",
+        "packed": "packed",
+        "pairwise": "pairs",
+        "pat": "bruck",
+        "rabenseifner": "recursive",
+        "recursive_doubling": "recursive",
+        "recursive_halving": "recursive",
+        "recursive_multiplying": "multiplying",
+        "ring": "ring",
+        "scatter_doubling": "van_de_geijn",
+        "scatter_ring": "van_de_geijn",
+        "swing": "swing",
+        "switch": "switch",
+        "torus": "torus",
+        "tree": "tree",
+        "two_shot": "direct",
+        "xor": "pairs",
+    }
+)
+"""Names and their modules. What is not there is looked for in all modules."""
+
+
 def _families() -> list[ModuleType]:
     """The modules of this package, in the order of listings.
 
@@ -51,9 +98,11 @@ def _families() -> list[ModuleType]:
     algorithm that would have served, so the order is part of what users see, and does not depend on
     the file system.
     """
-    package = import_module("simcoll.algorithms")
+    from pkgutil import iter_modules
+
+    package = import_module(_PACKAGE)
     names = sorted(module.name for module in iter_modules(package.__path__))
-    modules = [import_module(f"{package.__name__}.{name}") for name in names if name != "registry"]
+    modules = [import_module(f"{_PACKAGE}.{name}") for name in names if name != "registry"]
     return sorted(modules, key=lambda module: getattr(module, "PLACE", math.inf))
 
 
@@ -71,7 +120,43 @@ def _algorithms_of(families: Iterable[ModuleType]) -> Iterator[Algorithm]:
         yield from (algorithm for algorithm in algorithms if algorithm.collective == kind)
 
 
-ALGORITHMS: tuple[Algorithm, ...] = tuple(_algorithms_of(_families()))
+@cache
+def _all_algorithms() -> tuple[Algorithm, ...]:
+    return tuple(_algorithms_of(_families()))
+
+
+class _AlgorithmTable(Sequence[Algorithm]):
+    """All algorithms, loaded when they are asked for."""
+
+    def __len__(self) -> int:
+        return len(_all_algorithms())
+
+    @overload
+    def __getitem__(self, index: int) -> Algorithm: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Algorithm, ...]: ...
+    def __getitem__(self, index: int | slice) -> Algorithm | tuple[Algorithm, ...]:
+        return _all_algorithms()[index]
+
+    def __iter__(self) -> Iterator[Algorithm]:
+        return iter(_all_algorithms())
+
+    def __repr__(self) -> str:
+        return repr(_all_algorithms())
+
+
+ALGORITHMS: Sequence[Algorithm] = _AlgorithmTable()
+
+
+def _listed_algorithm(collective: str, name: Any) -> Algorithm | None:
+    """The algorithm of a listed name, of which only its own module is loaded."""
+    home = _HOMES.get(name) if isinstance(name, str) else None
+    if home is None:
+        return None
+    family = import_module(f"{_PACKAGE}.{home}")
+    return next(
+        (a for a in _algorithms_of([family]) if (a.collective, a.name) == (collective, name)), None
+    )
 
 
 def refusal(algorithm: Algorithm, collective: Collective, box: int) -> str | None:
@@ -82,23 +167,25 @@ def refusal(algorithm: Algorithm, collective: Collective, box: int) -> str | Non
     n = collective.nranks
     if collective.definition is not None:  # it has its ranks
         return None
-    alternative = next(
-        a.name
-        for a in ALGORITHMS
-        if (a.collective, a.ranks, a.topologies) == (collective.kind, "any", "any")
-    )
     if algorithm.ranks == "multiple of box" and n % box:
         return (
-            f"{algorithm.name} needs a multiple of box={box} ranks, got {n}; {alternative} "
-            "serves any number"
+            f"{algorithm.name} needs a multiple of box={box} ranks, got {n}; "
+            f"{_for_any_ranks(collective.kind)} serves any number"
         )
     limit = algorithm.ranks.removeprefix("up to ")
     if limit != algorithm.ranks and n > int(limit):
         return (
-            f"{algorithm.name} serves {algorithm.ranks} ranks, got {n}; {alternative} serves "
-            "any number"
+            f"{algorithm.name} serves {algorithm.ranks} ranks, got {n}; "
+            f"{_for_any_ranks(collective.kind)} serves any number"
         )
     return None
+
+
+def _for_any_ranks(kind: str) -> str:
+    """The first algorithm of a collective that serves any number of ranks on any machine."""
+    return next(
+        a.name for a in ALGORITHMS if (a.collective, a.ranks, a.topologies) == (kind, "any", "any")
+    )
 
 
 def _check_kind(collective: Any) -> None:
@@ -119,6 +206,9 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
         For an unknown collective or algorithm; states the nearest one.
     """
     _check_kind(collective)
+    listed = _listed_algorithm(collective, name)
+    if listed is not None:
+        return listed
     serving = {
         algorithm.name: algorithm
         for algorithm in (*ALGORITHMS, direct)

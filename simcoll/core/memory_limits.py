@@ -7,10 +7,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
 from simcoll.units import parse_size
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "VARIABLE",
@@ -130,6 +133,8 @@ def available_bytes() -> int | None:
 
 
 def _machine() -> int | None:
+    from pathlib import Path  # takes longer to load than most runs ask for
+
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return 1024 * int(
@@ -142,14 +147,17 @@ def _machine() -> int | None:
 
 
 def _control_groups(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+    root: str | Path = "/sys/fs/cgroup", membership: str | Path = "/proc/self/cgroup"
 ) -> list[int]:
     """Memory left in this process's control group and its ancestors, for both versions of
     cgroups.
     """
+    from pathlib import Path
+
     free_bytes = []
+    root = Path(root)
     with contextlib.suppress(OSError):
-        for line in membership.read_text(encoding="utf-8").splitlines():
+        for line in Path(membership).read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and "memory" not in controllers.split(","):
                 continue
@@ -195,6 +203,8 @@ def give_back() -> None:
     """Return freed memory to the system if the process is large: glibc keeps it, between arrays
     that live on.
     """
+    from pathlib import Path
+
     with contextlib.suppress(AttributeError, OSError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         used_bytes = pages * os.sysconf("SC_PAGE_SIZE")
@@ -211,6 +221,7 @@ def _limits() -> list[int]:
     if sys.platform == "win32":
         return []
     import resource
+    from pathlib import Path
 
     try:
         pages = [

@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike
 from simcoll.arrays import Array, Ints
 from simcoll.core.collective import Collective
 from simcoll.core.folds import operands
-from simcoll.core.hazards import by_transfer, overwritten_sources, wait_pairs
 from simcoll.core.immutable import immutable, without_subclasses
 from simcoll.core.known import Known
 from simcoll.core.numbers import whole_numbers
@@ -336,6 +335,8 @@ class Plan:
         >>> [step.size_bytes.tolist() for step in plan.steps()]
         [[20, 20, 20], [20, 20, 20], [20, 20, 20]]
         """
+        from simcoll.core.hazards import overwritten_sources
+
         layout, facts = self.schedule.layout, self.known
         if facts.steps is not None:
             yield from facts.steps
@@ -432,6 +433,8 @@ class Plan:
         """
         facts = self._of_waits()
         if facts.waits is None:
+            from simcoll.core.hazards import by_transfer
+
             facts.waits = MappingProxyType(by_transfer(*self.wait_pairs))
         return facts.waits
 
@@ -454,6 +457,8 @@ class Plan:
             return NO_NUMBERS, NO_NUMBERS
         facts = self._of_waits()
         if facts.wait_pairs is None:
+            from simcoll.core.hazards import wait_pairs
+
             of_schedule = facts is self.schedule.known
             steps = (lambda: lowered(self.schedule)) if of_schedule else self.transfers
             waiting, awaited = wait_pairs(steps, self.nranks, self.schedule.layout.size)

@@ -9,7 +9,6 @@ derived from that, never written down.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -433,6 +432,8 @@ class Schedule:
         True
         """
         if not self.known.content_hash:
+            import json
+
             digest = hashlib.sha256(b"simcoll-schedule-1")
             head = [
                 repr(self.collective),

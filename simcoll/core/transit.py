@@ -6,18 +6,19 @@ plan, and have no :class:`Transits`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simcoll.arrays import Array, Ints
 from simcoll.core.immutable import by_constructor, without_subclasses
 from simcoll.core.numbers import whole_numbers
-from simcoll.core.wire_format import WireFormat, wire_format
 from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from simcoll.core.wire_format import WireFormat
 
 __all__ = [
     "PLAIN",
@@ -67,12 +68,18 @@ class Transit:
         if type(wire) is not str:
             raise ConfigError(f"wire={wire!r:.60}: expected the name of a wire format")
         if wire:
+            from simcoll.core.wire_format import wire_format
+
             object.__setattr__(self, "wire", wire_format(self.wire).name)
 
     @property
     def format(self) -> WireFormat | None:
         """The wire format; ``None`` for the data type of the plan."""
-        return wire_format(self.wire) if self.wire else None
+        if not self.wire:
+            return None
+        from simcoll.core.wire_format import wire_format
+
+        return wire_format(self.wire)
 
     def __str__(self) -> str:
         parts = (f"via {self.via}" * bool(self.via), f"as {self.wire}" * bool(self.wire))
@@ -121,6 +128,8 @@ class Transits:
     @property
     def key(self) -> bytes:
         """Equal for equal transits, on every machine."""
+        import json
+
         table = json.dumps([[entry.via, entry.wire] for entry in self.table]).encode()
         number = self.number.astype("<i8").tobytes()
         return b"%d,%d:" % (len(table), len(number)) + table + number
@@ -157,6 +166,8 @@ class Transits:
 
     def by_format(self) -> Iterable[tuple[WireFormat, Ints]]:
         """Each wire format, and the transfers that have it."""
+        from simcoll.core.wire_format import wire_format
+
         for name in sorted({entry.wire for entry in self.table} - {""}):
             has_it = np.array([entry.wire == name for entry in self.table])
             yield wire_format(name), np.flatnonzero(has_it[self.number])

@@ -20,6 +20,7 @@ __all__ = [
     "FEW_MESSAGES",
     "LITTLE",
     "MOST_HASHED",
+    "MOST_SLOTS",
     "PACED",
     "PATIENCE",
     "WATCHED",
@@ -39,6 +40,10 @@ ASKED = "asked for"
 WATCHED = "an observer follows every transfer"
 PACED = "switches work with ranks that slow down or stop"
 
+MOST_SLOTS = 1 << 17
+"""Most messages of a run, or of its classes, that are loaded at a time: they take some 600 bytes
+each, so 79 MB.
+"""
 FEW_MESSAGES = 20_000
 """Up to this number of messages, all told, a process that has nothing else to play is through with
 SimPy (17 us a message) before the compiled loops are loaded (0.35 s): for a table, all runs of

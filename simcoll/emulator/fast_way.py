@@ -17,7 +17,6 @@ from simcoll.emulator.lockstep import LockStep, lockstep
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result, compiled_result
 from simcoll.emulator.steps.plan_placement import placement_of
-from simcoll.emulator.steps.pruning import without_idle_links
 from simcoll.emulator.steps.run_links import all_links, check_switches
 from simcoll.emulator.steps.timed import StepTimer, Timed, timed_steps
 from simcoll.errors import InternalError
@@ -166,6 +165,7 @@ def play_concurrently(request: Request, timer: StepTimer | None = None) -> Resul
     runs, and for those that end in an error, which the loops explain.
     """
     from simcoll.emulator.concurrent_run import play_flows, waits_for_nothing  # imports numba
+    from simcoll.emulator.steps.pruning import without_idle_links
 
     plan, topology, counts = request.plan, request.topology, request.summary
     if counts.messages > MOST_PRUNED or not waits_for_nothing(request):
@@ -186,6 +186,7 @@ def play_every(request: Request, timer: StepTimer | None = None) -> Result:
     already.
     """
     from simcoll.emulator.fast.driver import StepMachine  # imports numba
+    from simcoll.emulator.steps.pruning import without_idle_links
 
     if request.timeline is not None:
         from simcoll.emulator.interrupted import changes_of, cut_of_machine

@@ -64,7 +64,6 @@ from simcoll.emulator.fast.recurrence_rows import (
 )
 from simcoll.emulator.model import FS_PER_SECOND_UBPS, JITTER, ROUNDING
 from simcoll.emulator.steps.plan_placement import Placement
-from simcoll.emulator.steps.pruning import never_bind
 from simcoll.emulator.steps.roles import MOVES
 from simcoll.emulator.steps.step_columns import Group, Spinning, spinning
 from simcoll.emulator.steps.timed import (
@@ -151,10 +150,11 @@ class _Owners:
         if not self.fifo:
             several &= self.of[BY_RECEIVER] == -2
         doubtful = several | (self.of[CROWDED] == 1)
-        return (
-            not doubtful.any()
-            or not (doubtful & ~never_bind(self.shapes, self.capacity, doubtful)).any()
-        )
+        if not doubtful.any():
+            return True
+        from simcoll.emulator.steps.pruning import never_bind
+
+        return not (doubtful & ~never_bind(self.shapes, self.capacity, doubtful)).any()
 
 
 def lockstep(

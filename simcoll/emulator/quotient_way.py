@@ -5,6 +5,7 @@ the compiled loops.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from simcoll.arrays import Ints
 from simcoll.core.facts import FactStore
@@ -12,6 +13,7 @@ from simcoll.core.plan import Plan
 from simcoll.emulator.engine_choice import (
     ASKED,
     MOST_HASHED,
+    MOST_SLOTS,
     PATIENCE,
     few,
     few_classes_pay,
@@ -19,10 +21,6 @@ from simcoll.emulator.engine_choice import (
 )
 from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
 from simcoll.emulator.fast_way import beyond_loops, plays_in_lockstep
-from simcoll.emulator.folding.expanding import Expansion
-from simcoll.emulator.folding.loaded_run import MOST_SLOTS, LoadedOutcome, LoadedRun
-from simcoll.emulator.folding.periods import periods_of
-from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.folding.remembered import (
     FEWEST_FOLDED,
     LEAST_A_STEP,
@@ -35,7 +33,6 @@ from simcoll.emulator.folding.remembered import (
     has_folded_rows,
     run_of_classes,
 )
-from simcoll.emulator.folding.unpriced import Folding
 from simcoll.emulator.model import checked_time
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result, compiled_result
@@ -43,7 +40,11 @@ from simcoll.emulator.steps.run_links import all_links, check_switches
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
-__all__ = ["QuotientWay", "count_classes"]
+if TYPE_CHECKING:
+    from simcoll.emulator.folding.loaded_run import LoadedOutcome, LoadedRun
+    from simcoll.emulator.folding.unpriced import Folding
+
+__all__ = ["QuotientWay", "count_classes", "no_quotient"]
 
 
 class QuotientWay:
@@ -144,6 +145,15 @@ def _too_small(request: Request) -> str:
     return f"{messages} messages" if COMPILED else UNCOMPILED
 
 
+def no_quotient(plan: Plan) -> str:
+    """Why a plan has no quotient whatever its symmetry; empty if none is ruled out."""
+    if plan.protocol.jitter_fs:
+        return "jitter makes every message different"
+    if len(plan.wait_pairs[0]):
+        return "messages of different channels wait for each other"
+    return ""
+
+
 def _unlike(request: Request) -> str:
     """Why messages cannot share classes, whatever their symmetry; empty if they might."""
     if request.timeline is not None:
@@ -185,7 +195,7 @@ def _classes(request: Request) -> Folding | str:
         patience = 0 if hashed else seen.messages // (PATIENCE * seen.rows)
         if patience:
             classes = classes_of(request, plan, worth_it=True, expanded=expanded, patience=patience)
-            if isinstance(classes, Folding):
+            if not isinstance(classes, str):
                 return classes
         if plays_in_lockstep(request):
             return LOCKSTEP
@@ -211,6 +221,9 @@ def _lend_classes(request: Request) -> AbstractContextManager[LoadedRun | None]:
 def _play_stream(request: Request) -> tuple[LoadedOutcome, Ints | None]:
     """Play one message of every class, loading its steps when they are needed."""
     from simcoll.emulator.fast.driver import StepMachine  # imports numba
+    from simcoll.emulator.folding.expanding import Expansion
+    from simcoll.emulator.folding.loaded_run import LoadedOutcome
+    from simcoll.emulator.folding.periods import periods_of
 
     plan, seen, classes = request.plan, request.summary, _classes_of(request)
     if isinstance(classes, str):

@@ -16,10 +16,6 @@ from simcoll.core.memory_limits import VARIABLE, in_words, largest_automatic
 from simcoll.core.numbers import check_seed
 from simcoll.core.plan import Plan
 from simcoll.core.vocabulary import DataMode
-from simcoll.core.wire_format import wire_format
-from simcoll.emulator.data.budget import check_exact, exact_bytes
-from simcoll.emulator.data.dataplane import Storage
-from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result
 from simcoll.emulator.ways import play
@@ -206,7 +202,11 @@ def run_checked(
     _check_placement(plan, topology)
     _check_paths(plan, topology)
     inputs, no_data = _inputs(plan, data, seed)
-    storage = None if inputs is None else Storage(plan, inputs)
+    storage = None
+    if inputs is not None:
+        from simcoll.emulator.data.dataplane import Storage
+
+        storage = Storage(plan, inputs)
     began = perf_counter()
     played = play(replace(request, storage=storage))
     wall = perf_counter() - began
@@ -262,15 +262,17 @@ def _inputs(
     """The data to move, or the reason for moving none; memory is checked before anything is
     allocated.
     """
-    if not isinstance(data, str):
-        check_exact(exact_bytes(plan, inputs_exist=True))
-        return data, ""
-    if data not in DATA:
+    if isinstance(data, str) and data not in DATA:
         raise ConfigError(
             f"data {data!r} is not known; {nearest(data, DATA)}, or one array per rank"
         )
-    if data == "none":
+    if isinstance(data, str) and data == "none":
         return None, ""
+    from simcoll.emulator.data.budget import check_exact, exact_bytes
+
+    if not isinstance(data, str):
+        check_exact(exact_bytes(plan, inputs_exist=True))
+        return data, ""
     wanted = exact_bytes(plan)
     if data == "auto" and wanted > (most := largest_automatic()):
         return (
@@ -311,6 +313,7 @@ def _bound(
     take less time.
     """
     from simcoll.bounds import lower_bound
+    from simcoll.emulator.floor import latency_floor_fs
 
     collective = plan.collective
     total = plan.total_bytes
@@ -342,6 +345,8 @@ def _least_share(plan: Plan) -> Fraction:
     """The least number of bytes on the wire for each byte of data: less than one for some
     protocols and wire formats.
     """
+    from simcoll.core.wire_format import wire_format
+
     formats = map(wire_format, plan.schedule.wire_formats)
     shares = [wire.least_bytes() / plan.dtype.itemsize for wire in formats]
     return min(plan.protocol.wire_factor, Fraction(1)) * min([*shares, Fraction(1)])
@@ -362,6 +367,7 @@ def _custom_bound(
 ) -> Bound:
     """The lower bound of a custom collective."""
     from simcoll.bounds import custom_bound
+    from simcoll.emulator.floor import latency_floor_fs
 
     sizes = plan.block_sizes
     elements = [sizes] * definition.nclasses if isinstance(sizes, int) else sizes.tolist()

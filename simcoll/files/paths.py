@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["data_folder", "exists", "is_file", "is_folder", "shipped_files"]
 
@@ -47,6 +50,8 @@ def data_folder(name: str) -> Path:
     >>> sorted(path.stem for path in data_folder("libraries").iterdir())
     ['mpi', 'nccl-2.27', 'nccl-2.28', 'nccl-2.29', 'nccl-2.30', 'nccl-graphs', 'rccl-2.22']
     """
+    from pathlib import Path
+
     package = Path(__file__).resolve().parents[1]
     packaged = package / "data" / name
     return packaged if packaged.is_dir() else package.parent / name

@@ -11,6 +11,7 @@ from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from simcoll.core.proof import LEVELS, Proof
+    from simcoll.proving import explain as explain
     from simcoll.proving.block_schedule import device_schedule
     from simcoll.proving.data import verify
     from simcoll.proving.device_proof import DeviceProof, verify_device_program
@@ -35,6 +36,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_attributes(
     "simcoll.proving",
     {
+        "": ["explain"],
         "simcoll.core.proof": ["LEVELS", "Proof"],
         "simcoll.proving.data": ["verify"],
         "simcoll.proving.device_proof": ["DeviceProof", "verify_device_program"],

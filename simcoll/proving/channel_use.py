@@ -7,7 +7,6 @@ from __future__ import annotations
 import numpy as np
 
 from simcoll.arrays import Ints
-from simcoll.core.hazards import check_orderable
 from simcoll.core.schedule import Schedule, Step, lowered
 from simcoll.core.step import by_chunk, spread
 
@@ -76,6 +75,8 @@ class ChannelUse:
             Names the step and one of the transfers.
         """
         if self.concurrent:
+            from simcoll.core.hazards import check_orderable
+
             check_orderable(self.schedule)
 
 

@@ -12,13 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simcoll.core.hazards import check_orderable
 from simcoll.core.proof import LEVELS, Proof
 from simcoll.core.schedule import Repeat, Schedule, lowered
 from simcoll.core.vocabulary import OrderLevel, ProofKind
 from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving.alike_pieces import one_of_each
-from simcoll.proving.barrier_proof import check_barrier
 from simcoll.proving.channel_use import ChannelUse
 from simcoll.proving.copied_shares import one_share
 from simcoll.proving.image_pieces import one_of_images
@@ -116,6 +114,8 @@ def _prove(schedule: Schedule, *, exact: bool | None, salt: bytes | None) -> Pro
 
 def _prove_contents(schedule: Schedule, *, exact: bool | None, salt: bytes | None) -> Proof:
     if schedule.collective.kind == "barrier":
+        from simcoll.proving.barrier_proof import check_barrier
+
         steps, count = check_barrier(schedule)
         return Proof("full", "exact", "", steps, count, shared_chunks=False)
     if exact is None:
@@ -304,6 +304,8 @@ def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
         parts_of_sums.append(part_sums)
         folds = folds or result.memory.folds
     if shared:  # pieces of one kind may block each other in a step
+        from simcoll.core.hazards import check_orderable
+
         check_orderable(schedule)
     sums = Sums(
         np.concatenate([part.trees for part in parts_of_sums]),

@@ -50,6 +50,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from simcoll import proving
 from simcoll.arrays import Ints, Words
 from simcoll.core.definition import Definition
 from simcoll.core.layout import Layout
@@ -58,7 +59,6 @@ from simcoll.core.proof import Proof
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step, transfer_text
 from simcoll.core.step import by_chunk, overlaps
 from simcoll.core.vocabulary import OrderLevel, ProofKind
-from simcoll.proving import explain
 from simcoll.proving.field import PRIME, add, column_sums, multiply, random_words, run_sums
 
 __all__ = [
@@ -523,7 +523,7 @@ class Memory:
         """
         if (step.op == SYNC).any():
             row = int(np.flatnonzero(step.op == SYNC)[0])
-            explain.refuse(
+            proving.explain.refuse(
                 self.schedule,
                 number,
                 step,
@@ -548,7 +548,7 @@ class Memory:
         src, dst = self._of_step(step)
         contents = self.contents.read(src)
         if not contents.leaves.all():
-            explain.refuse_empty(
+            proving.explain.refuse_empty(
                 schedule,
                 number,
                 by_chunk(step),
@@ -560,7 +560,9 @@ class Memory:
             writable = layout.writable(units.dst_rank, units.dst_chunk)
             if not writable.all():
                 row = int(np.flatnonzero(~writable)[0])
-                explain.refuse(schedule, number, units, row, "overwrites {}: inputs are read-only")
+                proving.explain.refuse(
+                    schedule, number, units, row, "overwrites {}: inputs are read-only"
+                )
         if not schedule.divisible:
             # Ranges of pieces of one block have equal sizes if their first pieces do.
             units = (
@@ -570,7 +572,9 @@ class Memory:
             )
             equal = layout.same_size(units)
             if not equal.all():
-                explain.size_mismatch(schedule, number, units, int(np.flatnonzero(~equal)[0]))
+                proving.explain.size_mismatch(
+                    schedule, number, units, int(np.flatnonzero(~equal)[0])
+                )
         return dst, contents
 
     def _writes_once(self, step: Step, rows: list[Ints]) -> bool:
@@ -617,7 +621,7 @@ class Memory:
                 index = int(np.flatnonzero(wrong)[0])
                 also = transfer_text(self.layout, units, int(previous[index]))
                 text = f"writes {{}} twice in one step{reason}\n  in {also}"
-                explain.refuse(self.schedule, number, units, int(row[index]), text)
+                proving.explain.refuse(self.schedule, number, units, int(row[index]), text)
         return bool(added.any())
 
     def _write_folds(self, number: int, step: Step, reads: list[tuple[Ints, Contents]]) -> None:
@@ -659,7 +663,9 @@ class Memory:
                 old = self.contents.read(target)
                 if not old.leaves.all():
                     row = int(np.arange(len(dst))[chosen][old.leaves == 0][0])
-                    explain.refuse_empty(self.schedule, number, by_chunk(step), row, reads=False)
+                    proving.explain.refuse_empty(
+                        self.schedule, number, by_chunk(step), row, reads=False
+                    )
                 part = old.plus(part)
             self.contents.write(target, part)
 
@@ -716,10 +722,10 @@ class Memory:
             )
         wrong = np.concatenate(faults, axis=1)
         if wrong.size:
-            explain.wrong_outputs(self.schedule, *wrong)
+            proving.explain.wrong_outputs(self.schedule, *wrong)
         unlisted = np.concatenate(disorder, axis=1)
         if unlisted.size:
-            explain.wrong_order(self.schedule, *unlisted)
+            proving.explain.wrong_order(self.schedule, *unlisted)
         reductions = np.flatnonzero(first_row)
         groups = np.zeros(len(reductions), np.int64)
         if definition is not None:

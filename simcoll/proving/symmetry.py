@@ -26,7 +26,6 @@ from simcoll.core.proof import Proof
 from simcoll.core.schedule import COPY, REDUCE, SYNC, Repeat, Schedule, Step, joined
 from simcoll.core.step import by_chunk, distinct, spread
 from simcoll.errors import ScheduleError, expect
-from simcoll.proving.columns import follow
 from simcoll.proving.kernel import SALT_BYTES, by_fingerprints
 from simcoll.proving.vector import Vector, vector_of
 
@@ -99,6 +98,8 @@ def verify_by_symmetry(schedule: Schedule) -> Proof:
 
 def prove_by_symmetry(schedule: Schedule, salt: bytes) -> Proof:
     """The same with a given salt."""
+    from simcoll.proving.columns import follow
+
     schedule.check()
     vector, symmetry = _vector(schedule), find_symmetry(schedule)
     representative, image = np.arange(vector.size), symmetry.place

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from simcoll.arrays import Ints
 from simcoll.call_records import record_of, takes
 from simcoll.core.vocabulary import Interconnect, NodeKind
 from simcoll.errors import ConfigError, nearest
-from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
 from simcoll.topology.links import (
     LinkTable,
@@ -38,6 +37,9 @@ from simcoll.topology.values import (
     parse_capacity,
 )
 from simcoll.units import MAX_RATE_UBPS
+
+if TYPE_CHECKING:
+    from simcoll.topology.cluster import Tier
 
 __all__ = ["BoxesParameters", "boxes", "crossbar", "fat_tree", "torus"]
 
@@ -294,6 +296,8 @@ def boxes(*arguments: Any, **keywords: Any) -> Topology:
         _direct_nics(table, cards, card_capacity, card_of_gpu, shape)
     else:
         _pcie_tree(table, names, kinds, g, cards, card_of_gpu, shape)
+    from simcoll.topology.cluster import Box, cluster
+
     box = Box(tuple(names), tuple(kinds), table, tuple(range(g)), cards, card_capacity, card_of_gpu)
     return cluster(shape.name, box, domains, _tiers(shape, domains, card_capacity)).take(ranks)
 
@@ -307,6 +311,8 @@ def _tiers(shape: BoxesParameters, domains: int, card_capacity: tuple[int, ...])
         boxes_per_leaf = _most_below_a_leaf(
             domains, card_capacity[0] / factor(oversubscription, "oversubscription")
         )
+    from simcoll.topology.cluster import Tier
+
     leaf = Tier("leaf", boxes=boxes_per_leaf, rail_only=True, latency=shape.nic_latency)
     spine = Tier("spine", latency=shape.spine_latency, oversubscription=oversubscription)
     return leaf, spine

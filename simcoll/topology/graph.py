@@ -22,8 +22,6 @@ from simcoll.core.vocabulary import LinkKind, NodeKind
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.notebook_forms import facts_table
 from simcoll.terminal import printable
-from simcoll.topology.detours import DetourRouter, detour_router
-from simcoll.topology.relays import relays_of
 from simcoll.topology.routing import Router, graph_router
 from simcoll.topology.values import checked_capacity, factor, whole
 from simcoll.units import format_rate
@@ -31,6 +29,7 @@ from simcoll.units import format_rate
 if TYPE_CHECKING:
     import networkx as nx
 
+    from simcoll.topology.detours import DetourRouter
     from simcoll.topology.host_tree import HostTree
 
 
@@ -226,9 +225,11 @@ class Topology:
         >>> crossbar(4, "50 GB/s", "1 us").passes_gpus
         False
         """
-        return self.gpus_forward or (
-            isinstance(self.router, DetourRouter) and self.router.relays is not None
-        )
+        if self.gpus_forward:
+            return True
+        from simcoll.topology.detours import DetourRouter
+
+        return isinstance(self.router, DetourRouter) and self.router.relays is not None
 
     @property
     def ranks_per_node(self) -> int | None:
@@ -474,6 +475,9 @@ class Topology:
         >>> int((router.links(np.array([0]), np.array([1])) >= 0).sum())  # the long way round
         3
         """
+        from simcoll.topology.detours import detour_router  # only degraded machines need them
+        from simcoll.topology.relays import relays_of
+
         src, dst, latency_fs = (
             self.link_src[present],
             self.link_dst[present],

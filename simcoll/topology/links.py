@@ -89,8 +89,13 @@ def add_hosts(
         parse_capacity(bandwidth, "bandwidth"),
         halves_fs(duration_fs(latency, "latency")),
     )
-    ends = [links.add_pair(v, n + v // hosts, capacity, halves, kind) for v in range(n)]
-    return capacity, np.array(ends, np.int32)
+    up_fs, down_fs = halves
+    number, begin = LINK_KINDS.index(checked_kind(kind)), len(links.rows)
+    for v in range(n):
+        switch = n + v // hosts
+        links.rows.append((v, switch, capacity, up_fs, number))
+        links.rows.append((switch, v, capacity, down_fs, number))
+    return capacity, np.arange(begin, begin + 2 * n, dtype=np.int32).reshape(n, 2)
 
 
 def switch_network(

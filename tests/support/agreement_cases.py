@@ -27,8 +27,8 @@ from simcoll.emulator.fast_way import (
     play_together,
     plays_in_lockstep,
 )
-from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.folding.remembered import loadable
+from simcoll.emulator.quotient_way import no_quotient
 from simcoll.emulator.request import Request
 from simcoll.emulator.ways import engines, play
 from simcoll.errors import ConfigError

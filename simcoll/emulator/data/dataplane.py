@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from simcoll.core.plan import INPUT, OUTPUT, Plan, PlanStep
 from simcoll.core.reduction import combine
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.core.switches import switch_groups
-from simcoll.core.wire_format import WireFormat
 from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from simcoll.core.wire_format import WireFormat
 
 __all__ = ["BufferPlace", "Storage", "blank_memory"]
 

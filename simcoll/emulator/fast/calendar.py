@@ -7,7 +7,8 @@ linked list, so a slot can be removed without a search.
 
 from __future__ import annotations
 
-from simcoll.emulator.fast.compiled import SOURCES, entry, part
+from simcoll.emulator.fast.compiled import entry, part
+from simcoll.emulator.fast.sources import SOURCES
 from simcoll.emulator.fast.state import (
     ARGUMENT,
     CHAIN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simcoll.arrays import Ints
 from simcoll.emulator.fast.calendar import unlink
-from simcoll.emulator.fast.compiled import SOURCES, entry
+from simcoll.emulator.fast.compiled import entry
 from simcoll.emulator.fast.rates import (
     FS_PER_SECOND_UBPS,
     find_private_rate,
@@ -12,6 +12,7 @@ from simcoll.emulator.fast.rates import (
     put_in_queue,
     put_on_links,
 )
+from simcoll.emulator.fast.sources import SOURCES
 from simcoll.emulator.fast.state import FLOW, NOW, STARTED, State
 
 __all__ = ["change", "move"]

@@ -5,20 +5,16 @@ as plain Python.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from pickle import UnpicklingError
 from types import FrameType
 from typing import Any, TypeVar, cast
-from zlib import crc32
 
-from simcoll.emulator.steps import roles
 from simcoll.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -26,7 +22,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 __all__ = [
     "COMPILED",
     "REMEDY",
-    "SOURCES",
     "UNCOMPILED",
     "announce_compiling",
     "entry",
@@ -49,7 +44,8 @@ def _turned_off() -> bool:
     """Whether numba's own switch for debugging is set, read as numba reads it, without the half
     second that loading numba takes.
     """
-    if "numba" in sys.modules or Path(".numba_config.yaml").exists():
+    configured = os.path.exists(".numba_config.yaml")  # noqa: PTH110 - Path takes 2 ms to load
+    if "numba" in sys.modules or configured:
         return _disables_compiling()
     try:
         return int(os.environ.get(SWITCH, "0")) != 0
@@ -73,17 +69,6 @@ UNCOMPILED, REMEDY = _compiler_absence()
 """Why the loops are not machine code, and what changes it; empty if they are."""
 COMPILED = not UNCOMPILED
 """Whether the loops are machine code."""
-
-
-_FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(roles.__file__)]
-SOURCES = crc32(b"".join(path.read_bytes() for path in _FILES))
-"""Default of the last parameter of every entry point: a checksum of all files of compiled code,
-which are those of this package and the constants that it shares with the other engines.
-
-Numba invalidates a cached function when its own file changes, but not when the file of a function
-that it calls does, so the cache must see all files in the signature. All functions share one value:
-if their defaults differ, numba calls all but the first function at a hundred times the cost.
-"""
 
 
 def _jit(function: Function, **options: Any) -> Function:
@@ -117,6 +102,8 @@ def interrupts_wait() -> Iterator[None]:
     """Let Ctrl-C wait: LLVM loses an exception that comes in one of its calls, and numba then fails
     in another way.
     """
+    import signal
+
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield

@@ -42,9 +42,10 @@ from typing import NamedTuple
 import numpy as np
 
 from simcoll.arrays import Floats, Ints, Shorts
-from simcoll.emulator.fast.compiled import SOURCES, entry, inline, part
+from simcoll.emulator.fast.compiled import entry, inline, part
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.rates import FS_PER_SECOND_UBPS, ROUNDING
+from simcoll.emulator.fast.sources import SOURCES
 from simcoll.emulator.fast.state import MAX
 
 __all__ = [

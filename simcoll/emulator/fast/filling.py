@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from simcoll.arrays import Ints, Shorts
-from simcoll.emulator.fast.compiled import SOURCES, entry, part
+from simcoll.emulator.fast.compiled import entry, part
 from simcoll.emulator.fast.rates import find_private_rate
+from simcoll.emulator.fast.sources import SOURCES
 from simcoll.emulator.fast.state import EDGE, FINISHED, State
 
 __all__ = ["index_blocks", "private_rates", "wait_for"]

@@ -11,7 +11,8 @@ import numpy as np
 
 from simcoll.arrays import Array, Ints, Shorts, Words
 from simcoll.core.hashing import SALTS, mix
-from simcoll.emulator.fast.compiled import COMPILED, SOURCES, entry
+from simcoll.emulator.fast.compiled import COMPILED, entry
+from simcoll.emulator.fast.sources import SOURCES
 from simcoll.emulator.fast.state import WORD
 from simcoll.emulator.fast.trace_hashing import mix_word
 

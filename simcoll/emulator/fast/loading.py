@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from simcoll.arrays import Ints
-from simcoll.emulator.fast.compiled import SOURCES, entry, part
+from simcoll.emulator.fast.compiled import entry, part
+from simcoll.emulator.fast.sources import SOURCES
 from simcoll.emulator.fast.state import (
     EAGER,
     MEMBER,

@@ -5,10 +5,11 @@ more steps.
 from __future__ import annotations
 
 from simcoll.emulator.fast.calendar import at_time, next_time
-from simcoll.emulator.fast.compiled import SOURCES, entry, part
+from simcoll.emulator.fast.compiled import entry, part
 from simcoll.emulator.fast.loading import load_block
 from simcoll.emulator.fast.pacing import NEVER, STOPPED, work_duration
 from simcoll.emulator.fast.rates import join, part_links, settle, timer
+from simcoll.emulator.fast.sources import SOURCES
 from simcoll.emulator.fast.state import (
     AGAIN,
     ARGUMENT,

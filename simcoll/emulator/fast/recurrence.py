@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from simcoll.arrays import Ints, Links, Words
-from simcoll.emulator.fast.compiled import SOURCES, entry
+from simcoll.emulator.fast.compiled import entry
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.recurrence_rows import (
     BUSY,
@@ -37,6 +37,7 @@ from simcoll.emulator.fast.recurrence_rows import (
     STRIDE,
     TIMES,
 )
+from simcoll.emulator.fast.sources import SOURCES
 from simcoll.emulator.fast.trace_hashing import SEED_A, SEED_B, mix_word, row_hash
 
 __all__ = ["advance", "claim"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from simcoll.arrays import Ints, Shorts, Words
-from simcoll.emulator.fast.compiled import SOURCES, entry, part
+from simcoll.emulator.fast.compiled import entry, part
+from simcoll.emulator.fast.sources import SOURCES
 
 __all__ = ["SEED_A", "SEED_B", "hash_classes", "hash_later", "hash_steps", "row_hash"]
 

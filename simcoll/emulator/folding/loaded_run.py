@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
 from simcoll.core.protocol import Protocol
+from simcoll.emulator.engine_choice import MOST_SLOTS
 from simcoll.emulator.fast.state import DONE, LAST, State
 from simcoll.emulator.folding.quotient import Quotient
 from simcoll.emulator.folding.unpriced import CostTerms, Ends, Folding, UnpricedRows
@@ -29,12 +30,8 @@ from simcoll.errors import InternalError
 if TYPE_CHECKING:
     from simcoll.emulator.fast.whole import Sheet, SheetCosts, Whole
 
-__all__ = ["MOST_SLOTS", "LoadedOutcome", "LoadedRun", "classes_run", "fits", "slim", "whole_run"]
+__all__ = ["LoadedOutcome", "LoadedRun", "classes_run", "fits", "slim", "whole_run"]
 
-MOST_SLOTS = 1 << 17
-"""Most messages of a run, or of its classes, that are loaded at a time: they take some 600 bytes
-each, so 79 MB.
-"""
 FEW_A_STEP = 64
 MOST_DEEP_SLOTS = 1 << 20
 """Most messages of a run that is loaded if it has at most ``FEW_A_STEP`` a step on average: the

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simcoll.arrays import Array, Ints, Shorts
-from simcoll.core.plan import Plan
 from simcoll.core.step import distinct
 from simcoll.emulator.folding.certification import certify
 from simcoll.emulator.folding.partition import (
@@ -25,7 +24,7 @@ from simcoll.emulator.folding.partition import (
 )
 from simcoll.emulator.steps.timed import Steps, StepShape, StepStream, Timed
 
-__all__ = ["Quotient", "fold", "folded", "most_lane_classes", "no_quotient"]
+__all__ = ["Quotient", "fold", "folded", "most_lane_classes"]
 
 MOST_ROWS = 1 << 24
 """Limit of messages of distinct steps, over all of which every round of refinement passes, at 0.4
@@ -153,15 +152,6 @@ def most_lane_classes(lane_steps: Ints) -> int:
     save little.
     """
     return len(lane_steps) // 4
-
-
-def no_quotient(plan: Plan) -> str:
-    """Why a plan has no quotient whatever its symmetry; empty if none is ruled out."""
-    if plan.protocol.jitter_fs:
-        return "jitter makes every message different"
-    if len(plan.wait_pairs[0]):
-        return "messages of different channels wait for each other"
-    return ""
 
 
 def fold(

@@ -19,31 +19,24 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from simcoll.arrays import Array
 from simcoll.core.facts import FactStore
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
-from simcoll.emulator.engine_choice import MOST_HASHED
+from simcoll.emulator.engine_choice import MOST_HASHED, MOST_SLOTS
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.folding.loaded_run import (
-    MOST_SLOTS,
-    LoadedRun,
-    classes_run,
-    fits,
-    slim,
-    whole_run,
-)
-from simcoll.emulator.folding.partition import TOO_LITTLE, out_of_patience
-from simcoll.emulator.folding.quotient import most_lane_classes
-from simcoll.emulator.folding.unpriced import Folding, find_classes
 from simcoll.emulator.request import Request
 from simcoll.emulator.steps.run_links import check_switches
 from simcoll.emulator.steps.step_columns import EVEN, cache_key, drop_groups, forget_unequal
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
+
+if TYPE_CHECKING:
+    from simcoll.emulator.folding.loaded_run import LoadedRun
+    from simcoll.emulator.folding.unpriced import Folding
 
 __all__ = [
     "FEWEST_FOLDED",
@@ -272,6 +265,11 @@ def classes_of(
     caps. ``expanded``: the times of all messages will be needed, ``hashed``: their trace hash.
     Other parameters as in :func:`simcoll.emulator.folding.quotient.fold`.
     """
+    # Most runs have no classes, and do without these modules.
+    from simcoll.emulator.folding.partition import TOO_LITTLE, out_of_patience
+    from simcoll.emulator.folding.quotient import most_lane_classes
+    from simcoll.emulator.folding.unpriced import Folding, find_classes
+
     counts = request.summary
     entry = recall(plan, request.topology)
     remembered = entry.folding
@@ -329,6 +327,8 @@ def folded_rows(request: Request) -> Folding | str:
         return classes
     if classes.quotient.messages > MOST_SLOTS:
         return TOO_MANY_CLASSES
+    from simcoll.emulator.folding.loaded_run import slim
+
     hashed = request.summary.messages <= hash_limit(request)
     classes = slim(classes, hashed=hashed)
     recall(_with_caps(request.plan), request.topology).folding = classes
@@ -345,6 +345,8 @@ def run_of_classes(request: Request, classes: Folding | None) -> AbstractContext
     """The loaded run of some classes of this very run; ``None``: of :func:`folded_rows`."""
 
     def load() -> LoadedRun:
+        from simcoll.emulator.folding.loaded_run import classes_run, slim
+
         found = folded_rows(request) if classes is None else slim(classes, hashed=hashed)
         if isinstance(found, str):
             raise InternalError(f"{request.plan} had classes, and now has none: {found}")
@@ -362,6 +364,8 @@ def run_of_all(request: Request) -> AbstractContextManager[LoadedRun | None]:
     """
     if not count_run(request):
         return nullcontext(None)
+    from simcoll.emulator.folding.loaded_run import fits, whole_run
+
     entry, counts = memory_of(request), request.summary
     if entry.lent:
         return nullcontext(None)
@@ -372,7 +376,7 @@ def run_of_all(request: Request) -> AbstractContextManager[LoadedRun | None]:
         if (
             is_many(request)
             and counts.messages <= hash_limit(request)
-            and isinstance(folded_rows(request), Folding)
+            and not isinstance(folded_rows(request), str)
         ):
             return run_of_classes(request, None)
         if not fits(request):

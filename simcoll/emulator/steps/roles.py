@@ -1,5 +1,5 @@
 """The roles of a step, as compiled code reads them, too:
-:data:`simcoll.emulator.fast.compiled.SOURCES` covers this file.
+:data:`simcoll.emulator.fast.sources.SOURCES` covers this file.
 """
 
 from __future__ import annotations

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pkgutil
+import subprocess
 import sys
 
 import simcoll.algorithms
-from simcoll.algorithms import ALGORITHMS, registry
+from simcoll.algorithms import ALGORITHMS as TABLE
+from simcoll.algorithms import registry
+
+ALGORITHMS = tuple(TABLE)  # now, as a test adds a file
 
 TEXT = """
 from simcoll.algorithms.ring import all_reduce as imported
@@ -38,11 +43,33 @@ def test_a_file_in_the_folder_is_an_algorithm(tmp_path, monkeypatch):
 
 def test_listings_do_not_depend_on_the_order_of_the_files(monkeypatch):
     reverse = lambda path: reversed(list(iter_modules(path)))  # noqa: E731
-    iter_modules = registry.iter_modules
-    monkeypatch.setattr(registry, "iter_modules", reverse)
+    iter_modules = pkgutil.iter_modules
+    monkeypatch.setattr(pkgutil, "iter_modules", reverse)
     assert tuple(registry._algorithms_of(registry._families())) == ALGORITHMS
 
 
 def test_places_are_given_once():
     places = [module.PLACE for module in registry._families() if hasattr(module, "PLACE")]
     assert len(set(places)) == len(places) > 20
+
+
+def test_every_name_finds_the_algorithm_of_the_table():
+    names = {algorithm.name for algorithm in ALGORITHMS}
+    assert set(registry._HOMES) == names
+    for algorithm in ALGORITHMS:
+        assert registry.find_algorithm(algorithm.collective, algorithm.name) is algorithm
+
+
+LOADED = """
+import sys
+import simcoll
+simcoll.schedule("all_reduce", "recursive_doubling", nranks=4)
+print(*sorted(name for name in sys.modules if name.startswith("simcoll.algorithms.")))
+"""
+
+
+def test_a_name_loads_its_own_module_only():
+    argv = [sys.executable, "-c", LOADED]
+    loaded = subprocess.run(argv, capture_output=True, check=True, text=True).stdout.split()
+    assert "simcoll.algorithms.recursive" in loaded
+    assert not {f"simcoll.algorithms.{home}" for home in ("ring", "swing", "torus")} & set(loaded)

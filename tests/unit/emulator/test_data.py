@@ -27,7 +27,7 @@ def untouched(monkeypatch):
     def made(*_, **__):
         raise AssertionError("memory was taken")
 
-    monkeypatch.setattr("simcoll.emulator.run.Storage", made)
+    monkeypatch.setattr("simcoll.emulator.data.dataplane.Storage", made)
     monkeypatch.setattr("simcoll.core.reference.exact_inputs", made)
 
 

@@ -19,8 +19,9 @@ from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator import emulate
 from simcoll.emulator.fast import calendar, changes, driver, filling, loading
 from simcoll.emulator.fast import loops as kernel
-from simcoll.emulator.fast.compiled import COMPILED, SOURCES, _jit, _tell, announce_compiling
+from simcoll.emulator.fast.compiled import COMPILED, _jit, _tell, announce_compiling
 from simcoll.emulator.fast.driver import LARGE_ROWS, _block_rows
+from simcoll.emulator.fast.sources import SOURCES
 from simcoll.emulator.model import jitter_fs
 from simcoll.emulator.steps.plan_placement import placement_of
 from simcoll.emulator.steps.step_columns import summary
