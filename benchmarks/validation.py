@@ -166,7 +166,7 @@ REASONS = """
   | 15 | MI300X, trees from LL to LL128 over nodes, and rings from LL to MSCCL++ | RCCL's sizes: 415 us were measured for 1 MiB, and 319 for 2 MiB |
   | 25 | AMD's GPUs over nodes, from LL128 to Simple | RCCL's sizes: AMD measured 809 us for 64 MiB on 16 MI350X under LL128, where they had it, and 661 under Simple (github.com/ROCm/rocm-systems, pull request 9406) |
   | 33 | sockets, a single NIC, or no peer access | variables that choose links, without which none is left; not measured |
-  | 17 | racks of 16 and more Blackwell GPUs, from a ring under LL to reduction in switches | NCCL's estimate: it counts 0.6 us for a hop of LL, which takes 1.3 on 2 to 8 of these GPUs, on a straight line, so that 16 GPUs leave LL at 128 KiB (48 us predicted, 28 after) where 25 us would be equal. With NCCL's number for the hop no fall is left. No published table has these sizes on a rack |
+  | 17 | racks of 16 and more Blackwell GPUs, from a ring under LL to reduction in switches | NCCL's estimate: it counts 0.6 us for a hop of LL, which takes 1.3 on 2 to 8 of these GPUs, on a straight line, so that 16 GPUs leave LL at 128 KiB, where both take 25 us by its estimate, and 48 and 28 as predicted. With NCCL's number for the hop no fall is left. No published table has these sizes on a rack |
   | 8 | rings under LL of V100 over nodes (3), trees under Simple of AMD's GPUs over nodes (4), one without peer access | not explained, or not measured |
 
   LL has the lowest of three rates over nodes: half of what the network carries, since half of its bytes are flags; what kernels reach; and a share of NCCL's limit for hosts. On Hopper and Blackwell over
