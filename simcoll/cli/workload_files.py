@@ -11,6 +11,7 @@ from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
 if TYPE_CHECKING:
+    from simcoll.formats.recognise import FileKind
     from simcoll.formats.schedules.schedule_files import Algorithm
     from simcoll.topology import Topology
     from simcoll.traces.rank_traces import Traces
@@ -24,7 +25,7 @@ __all__ = [
     "workload_kind",
 ]
 
-WORKLOADS = (
+WORKLOADS: tuple[FileKind, ...] = (
     "workload",
     "operations",
     "chakra",
@@ -39,7 +40,7 @@ WORKLOADS = (
 """Formats that hold a workload."""
 
 
-def workload_kind(path: Path) -> str:
+def workload_kind(path: Path) -> FileKind:
     """Recognise a file's format by content; ``"chakra"`` for a prefix of Chakra's files."""
     from simcoll.files.paths import exists, is_file
     from simcoll.files.strict import read_file
@@ -72,7 +73,7 @@ def workload_alone(source: str) -> str | None:
 
 def read_any_workload(
     path: Path,
-    kind: str,
+    kind: FileKind,
     topology: str | None = None,
     nodes: int | None = None,
     gpu: str | None = None,
@@ -174,10 +175,12 @@ def convert_workload(
     from simcoll.workload.workload import write_workload
 
     path = Path(source)
-    kind = workload_kind(path) if is_file(path) else "chakra" if is_file(f"{source}.0.et") else ""
+    kind: FileKind | None = "chakra" if is_file(f"{source}.0.et") else None
+    if is_file(path):
+        kind = workload_kind(path)
     rules: Rules | None = None
     subject = ""
-    if kind in WORKLOADS:
+    if kind is not None and kind in WORKLOADS:
         workload, place, _ = read_any_workload(path, kind, topology)
         if name == "workload":
             content = write_workload(workload)
@@ -189,7 +192,7 @@ def convert_workload(
             return
         traces, rules = _traces(workload, place, messages=name == "chakra-messages"), workload.rules
     elif name == "workload":
-        subject = f"this is {TITLES[kind]}" if is_file(path) else "an algorithm is no workload"
+        subject = "an algorithm is no workload" if kind is None else f"this is {TITLES[kind]}"
         subject += "; simcoll step writes its workload" if kind == "design" else ""
         raise ConfigError(
             f"{subject}; expected a list of operations, a workload, a Chakra trace, a text "

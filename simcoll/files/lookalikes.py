@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Literal, TypeAlias
 
-__all__ = ["LOOKALIKES", "lookalike"]
+__all__ = ["LOOKALIKES", "LookalikeKind", "lookalike"]
 
 MARKED = 1 << 16
 """Number of bytes at the start of a file that are examined."""
-LOOKALIKES: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
+LookalikeKind: TypeAlias = Literal["hwloc", "ibstat", "slurm-topology"]
+LOOKALIKES: tuple[tuple[LookalikeKind, str, re.Pattern[bytes]], ...] = (
     (
         "hwloc",
         "hwloc's description of a node (lstopo)",
@@ -31,7 +33,7 @@ LOOKALIKES: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
 """Files that look like a topology and have no links: short name, description, and mark."""
 
 
-def lookalike(content: bytes) -> tuple[str, str] | None:
+def lookalike(content: bytes) -> tuple[LookalikeKind, str] | None:
     """The short name and the description of a file that looks like a topology and has no links.
 
     >>> lookalike(b"SwitchName=leaf0 Nodes=node[0-15]")[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -16,9 +17,72 @@ from simcoll.files.lookalikes import LOOKALIKES, lookalike
 from simcoll.files.text import parse_toml
 from simcoll.formats.chakra.nodes import is_chakra
 
-__all__ = ["TITLES", "recognise", "title_of"]
+__all__ = ["TITLES", "FileKind", "recognise", "title_of"]
 
-TITLES: Mapping[str, str] = {
+FileKind: TypeAlias = Literal[
+    "schedule",
+    "msccl",
+    "mscclpp",
+    "mscclpp-old",
+    "goal",
+    "goal-binary",
+    "chakra",
+    "nccl-topology",
+    "nccl-graph",
+    "nccl-log",
+    "nccl-tuner",
+    "ncclx-tuner",
+    "nccl-tests",
+    "osu",
+    "nccl-tests-json",
+    "perftest",
+    "bandwidth-test",
+    "flight-record",
+    "inspector",
+    "ras",
+    "ras-text",
+    "watchdog",
+    "smi-topology",
+    "ib-fabric",
+    "hwloc",
+    "ibstat",
+    "slurm-topology",
+    "openmpi-rules",
+    "mpich-selection",
+    "oneccl",
+    "openmpi-han",
+    "astra-network",
+    "astra-workload",
+    "simgrid",
+    "graphml",
+    "topology",
+    "scenario",
+    "sweep",
+    "plan",
+    "goodput",
+    "design",
+    "operations",
+    "workload",
+    "library",
+    "toml",
+    "hlo",
+    "stablehlo",
+    "kineto",
+    "in-situ",
+    "deepspeed-comms",
+    "aicb-calls",
+    "chrome-trace",
+    "xml",
+    "json",
+    "gzip",
+    "pickle",
+    "empty",
+    "binary",
+    "text",
+]
+"""Short names of all formats."""
+_LOOKALIKE_TITLES: Mapping[FileKind, str] = {name: title for name, title, _ in LOOKALIKES}
+TITLES: Mapping[FileKind, str] = {
     "schedule": "a simcoll schedule file",
     "msccl": "an MSCCL XML file",
     "mscclpp": "an MSCCL++ execution plan",
@@ -43,7 +107,7 @@ TITLES: Mapping[str, str] = {
     "watchdog": "a log with lines of PyTorch's NCCL watchdog",
     "smi-topology": "a matrix of nvidia-smi topo -m, rocm-smi or amd-smi",
     "ib-fabric": "a listing of an InfiniBand fabric (ibnetdiscover, iblinkinfo)",
-    **{name: title for name, title, _ in LOOKALIKES},
+    **_LOOKALIKE_TITLES,
     "openmpi-rules": "a rules file of Open MPI",
     "mpich-selection": "a selection file of MPICH",
     "oneccl": "a list of oneCCL's environment variables",
@@ -79,7 +143,7 @@ TITLES: Mapping[str, str] = {
 }
 """Descriptions of all formats by short name, worded to follow "this is"."""
 
-_ROOTS = {
+_ROOTS: Mapping[str, FileKind] = {
     "algo": "msccl",
     "system": "nccl-topology",
     "graphs": "nccl-graph",
@@ -87,7 +151,7 @@ _ROOTS = {
     "graphml": "graphml",
 }
 # Keys that tell a JSON object apart, and below a TOML file; the first row that fits decides.
-_KEYS: tuple[tuple[str, frozenset[str]], ...] = (
+_KEYS: tuple[tuple[FileKind, frozenset[str]], ...] = (
     ("schedule", frozenset({"format", "version"})),
     ("workload", frozenset({"format", "nranks", "operations"})),
     ("flight-record", frozenset({"entries", "version"})),
@@ -100,7 +164,7 @@ _KEYS: tuple[tuple[str, frozenset[str]], ...] = (
     ("nccl-tests-json", frozenset({"results", "nccl_version"})),
     ("openmpi-rules", frozenset({"rule_file_version"})),
 )
-_TABLES: tuple[tuple[str, frozenset[str]], ...] = (
+_TABLES: tuple[tuple[FileKind, frozenset[str]], ...] = (
     ("scenario", frozenset({"topology", "collective", "sizes"})),
     ("sweep", frozenset({"topologies", "collectives", "sizes"})),
     ("plan", frozenset({"model", "objective"})),
@@ -110,7 +174,7 @@ _TABLES: tuple[tuple[str, frozenset[str]], ...] = (
 _GOAL_COOKIE = 4223
 _AMD_TOPOLOGY = re.compile(rb'"(?:num_hops"|\(Topology\) Hops between DRM devices)')
 # Texts, by a line that only they have; the first row that fits any line decides.
-_LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
+_LINES: tuple[tuple[FileKind, re.Pattern[str]], ...] = (
     ("hlo", re.compile(r"HloModule [^,\s]+")),
     ("stablehlo", re.compile(r"module @?[\w.\-]* .*\{$|.*\bstablehlo\.\w+")),
     (
@@ -173,7 +237,7 @@ _LONGEST, _MOST_LINES = 400, 4000
 _HEAD = 1 << 20
 
 
-def recognise(content: bytes) -> str:
+def recognise(content: bytes) -> FileKind:
     """The short name of a file's format, a key of :data:`TITLES`.
 
     Examines only the start of a text. A recognised file need not be valid, which its reader checks.
@@ -217,7 +281,7 @@ def title_of(content: bytes) -> str:
     return TITLES[recognise(content)]
 
 
-def _xml(text: str) -> str:
+def _xml(text: str) -> FileKind:
     begin = text.find("<")
     while text.startswith(("<?", "<!"), begin):  # comments and declarations before the root
         close = "-->" if text.startswith("<!--", begin) else ">"
@@ -229,7 +293,7 @@ def _xml(text: str) -> str:
     return _ROOTS.get(root[1], "xml") if root else "xml"
 
 
-def _json(content: bytes) -> str | None:
+def _json(content: bytes) -> FileKind | None:
     """The format of a JSON object or list, possibly truncated or broken; None if it does not look
     like JSON.
     """
@@ -252,7 +316,7 @@ def _json(content: bytes) -> str | None:
     return "mpich-selection" if any(key.startswith("collective=") for key in keys) else "json"
 
 
-def _text(text: str, content: bytes) -> str:
+def _text(text: str, content: bytes) -> FileKind:
     lines = [line.strip()[:_LONGEST] for line in text.split("\n", _MOST_LINES)[:_MOST_LINES]]
     for name, pattern in _LINES:
         if any(map(pattern.match, lines)):
@@ -271,7 +335,9 @@ def _text(text: str, content: bytes) -> str:
         return "topology"
     if isinstance(table.get("op"), list):
         return "operations"
-    table_format = next((name for name, marks in _TABLES if marks <= table.keys()), "toml")
+    table_format: FileKind = next(
+        (name for name, marks in _TABLES if marks <= table.keys()), "toml"
+    )
     return table_format if table else "text"
 
 

@@ -4,10 +4,11 @@ got through before.
 
 import json
 from functools import cache
+from typing import get_args
 
 import pytest
 
-from simcoll.formats.recognise import TITLES, recognise
+from simcoll.formats.recognise import TITLES, FileKind, recognise
 from simcoll.formats.tuners.tuner_files import TUNER_FORMATS
 from tests.support.fuzzing import (
     DESIGN,
@@ -108,6 +109,10 @@ def fuzzed():
         reader.seeds() for name, reader in READERS.items() if name not in {"algorithm", "recognise"}
     ]
     return {recognise(bytes(seed)) for seeds in own for seed in seeds}
+
+
+def test_every_kind_of_file_has_a_title():
+    assert get_args(FileKind) == tuple(TITLES)
 
 
 @pytest.mark.parametrize("kind", TITLES)
