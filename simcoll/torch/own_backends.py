@@ -39,14 +39,16 @@ def backend_replacements(
         func: Any,
         extended_api: bool = False,
         devices: str | list[str] | None = None,
+        **of_pytorch: Any,
     ) -> None:
         thread = current_thread_or_none()
-        if thread is not None and make_own(Backend, name.upper()):
+        # From 2.14 on, PyTorch registers its own when they are first named, and gives them a type.
+        if thread is not None and not of_pytorch and make_own(Backend, name.upper()):
             for table in _TABLES:
                 make_own(Backend, table)
                 setattr(Backend, table, copy.copy(getattr(Backend, table)))
             if inspect.isroutine(func) and not inspect.isbuiltin(func):
                 thread.process.own_backends.add(name.lower())
-        standard(name, func, extended_api, devices)
+        standard(name, func, extended_api, devices, **of_pytorch)
 
     return [(Backend, "register_backend", classmethod(register_backend))]
