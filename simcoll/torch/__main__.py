@@ -133,7 +133,9 @@ def _command(
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; the exit status is the script's, or 2 for invalid arguments."""
+    """The command line; the exit status is torchrun's: 0, or 1 if a rank fails. It is 2 for invalid
+    arguments.
+    """
     names = ("--nproc", "-n", "--topology", "-t", "--nodes", "--nnodes", "--protocol", "-p")
     valued = (
         *names,

@@ -42,8 +42,8 @@ def _note_of(error: BaseException) -> str:
 
 def status_of(error: BaseException) -> int:
     """The exit status of a process that ends with an error: the lowest byte of its code."""
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code % 256
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        return (error.code or 0) % 256
     return STOPPED if isinstance(error, KeyboardInterrupt) else 1
 
 

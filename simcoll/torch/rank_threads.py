@@ -622,7 +622,7 @@ def _end_fork(job: RankJob) -> None:
 
 def _exit_of(status: int, frame: FrameType | None) -> SystemExit | None:
     """The end of a process with a status, as if it were raised in a frame; None if it is 0."""
-    if not status:
+    if not status % 256:
         return None
     lines: TracebackType | None = None
     while frame is not None:

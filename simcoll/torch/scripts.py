@@ -171,8 +171,8 @@ def run_script(
     Returns
     -------
     int
-        The exit status: 0, that of the first rank that called ``sys.exit``, or 1 after an
-        exception, which is reported on standard error.
+        The exit status, which is torchrun's: 0, or 1 if a rank fails, whatever its own status. The
+        error is reported on standard error, with that status.
 
     Raises
     ------
@@ -198,7 +198,7 @@ def run_script(
             finally:
                 call_exit_functions(process.at_exit)
         except SystemExit as end:
-            if end.code not in (None, 0):
+            if status_of(end):
                 raise
         except Exception as error:
             if not is_of_run(error):
@@ -214,7 +214,7 @@ def run_script(
                 raise
             sys.stderr.write(report_of(error))
             _print_shared_modules(own_modules)
-            return status_of(error)
+            return 1
     played = (
         f"# {counted(nprocs, 'rank')} ({printable(machine_of(result))}): "
         f"{counted(result.operations, 'operation')}"

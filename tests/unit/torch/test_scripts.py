@@ -376,7 +376,7 @@ BAD = """
         ),
         (
             "if rank == 2: sys.exit(7)",
-            7,
+            1,
             ["[rank2]: SystemExit: 7", "program of rank 2 at 0 s, with status 7"],
         ),
         (
@@ -386,18 +386,18 @@ BAD = """
         ),
         (
             "if rank == 2: os._exit(3)",
-            3,
+            1,
             ['[rank2]:   File "train.py", line 8', "SystemExit: 3", "with status 3"],
         ),
         ("if rank: os._exit(0)", 0, []),
         (
             "if rank == 2: os.abort()",
-            134,
+            1,
             ['[rank2]:   File "train.py", line 8', "SystemExit: 134", "with status 134"],
         ),
         (
             "if rank == 2: os.kill(os.getpid(), 15)",
-            143,
+            1,
             ['[rank2]:   File "train.py", line 8', "SystemExit: 143", "with status 143"],
         ),
         (
@@ -412,6 +412,9 @@ BAD = """
             ["[rank2]: GeneratorExit: early", "with status 1"],
         ),
         ("sys.exit(0)", 0, []),
+        ("sys.exit(256)", 0, []),
+        ("if rank: os._exit(256)", 0, []),
+        ("if rank == 2: sys.exit(0.0)", 1, ["[rank2]: SystemExit: 0.0", "with status 1"]),
         (
             "if rank == 2: dist.barrier()",
             1,
@@ -467,7 +470,7 @@ BAD = """
         ),
         (
             "sys.excepthook = lambda *error: os._exit(5); rank or 1 / rank",
-            5,
+            1,
             ["[rank0]: SystemExit: 5"],
         ),
         ("def f(: pass", 2, ["SyntaxError"]),
