@@ -103,12 +103,14 @@ class GpuProperties(SimpleNamespace):
 
 
 def _held_bytes(process: Process, number: int) -> int:
-    """The bytes of a process's tensors on a device."""
+    """The bytes on a device of a process's tensors: on the current one, of all but those that are
+    known to be on the host or on another.
+    """
     places: Places = process.places
     if number != process.cuda_device:
         return places.bytes_on(number)
     elsewhere = sum(places.bytes_on(gpu) for gpu in places.gpus - {number})
-    return max(0, int(process.watched.memory.held_bytes) - elsewhere)
+    return max(0, int(process.watched.memory.all_pools.size_bytes) - elsewhere)
 
 
 class MemoryQueries:
@@ -157,7 +159,7 @@ class MemoryQueries:
             return 0
         if gpus - {number}:
             current_thread().tell("torch.cuda.max_memory_allocated", _PEAK_OF_ALL)
-        return int(process.watched.memory.peak_bytes)
+        return int(process.watched.memory.all_pools.peak_bytes)
 
     def _free_and_total(self, device: Any = None) -> tuple[int, int]:
         taken_bytes = _node_bytes(self._number_of(device))
@@ -179,13 +181,13 @@ class MemoryQueries:
         """``memory_stats``: those of the rank's tensors, of which none are kept after their end."""
         held_bytes, peak_bytes = self._size(device), self._peak(device)
         memory: TensorMemory = current_thread().process.watched.memory
-        pools = small, large = memory.small_pool, memory.large_pool
+        pools = memory.small_pool, memory.large_pool
         of_pools = [_row(pool.size_bytes, pool.peak_bytes, pool.added_bytes) for pool in pools]
-        of_all = _row(held_bytes, peak_bytes, small.added_bytes + large.added_bytes)
+        of_all = _row(held_bytes, peak_bytes, memory.all_pools.added_bytes)
         byte_pools = dict(zip(_POOLS, (of_all, *of_pools), strict=True))
-        counts = [_row(pool.count, pool.peak, pool.added) for pool in pools]
-        count_of_all = {key: counts[0][key] + counts[1][key] for key in counts[0]}
-        count_pools = dict(zip(_POOLS, (count_of_all, *counts), strict=True))
+        counts = [_row(pool.count, pool.peak, pool.added) for pool in (memory.all_pools, *pools)]
+        count_of_all = counts[0]
+        count_pools = dict(zip(_POOLS, counts, strict=True))
         nothing = _row(0, 0, 0)
         return {
             **dict.fromkeys(_BYTES, byte_pools),
@@ -231,7 +233,7 @@ def shortage_of(process: Process, tensors: list[torch.Tensor], new_bytes: int) -
         return None
     number = process.cuda_device if places.making is None else places.making
     memory: TensorMemory = process.watched.memory
-    held_bytes = _gpu_bytes(process, number)
+    held_bytes = _held_bytes(process, number)
     if number == process.cuda_device:  # where it counts as long as its place is unknown
         held_bytes -= new_bytes
     if held_bytes + new_bytes <= memory.limit_bytes:
@@ -254,7 +256,7 @@ def fit_shape(process: Process, shape: list[int], dtype: torch.dtype | None) -> 
         return
     places: Places = process.places
     number = process.cuda_device if places.making is None else places.making
-    held_bytes = _gpu_bytes(process, number)
+    held_bytes = _held_bytes(process, number)
     if held_bytes + size_bytes > memory.limit_bytes:
         raise out_of_memory(Shortage(process, number, size_bytes, held_bytes))
 
@@ -262,14 +264,6 @@ def fit_shape(process: Process, shape: list[int], dtype: torch.dtype | None) -> 
 def _goes_to_host(places: Places, tensors: list[torch.Tensor]) -> bool:
     place = places.of_inputs(tensors) if places.making is None else places.making
     return place == HOST
-
-
-def _gpu_bytes(process: Process, number: int) -> int:
-    """The bytes on a device of all tensors but those that are known to be on the host."""
-    memory: TensorMemory = process.watched.memory
-    places: Places = process.places
-    on_host = places.bytes_on(HOST, memory.knows) if number == process.cuda_device else 0
-    return _held_bytes(process, number) - on_host
 
 
 def out_of_memory(shortage: Shortage) -> torch.OutOfMemoryError:

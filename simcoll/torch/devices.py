@@ -89,8 +89,11 @@ class CudaIsCpu(TorchFunctionMode):
         def count_move(storage: torch.UntypedStorage, to_host: bool) -> None:
             process.watched.memory.move(storage, to_host)
 
+        def count_place(storage: torch.UntypedStorage, on_host: bool) -> None:
+            process.watched.memory.place(storage, on_host=on_host)
+
         if process.places is None:
-            process.places = Places(count_move)
+            process.places = Places(count_move, count_place)
         self.places: Places = process.places
         self.mixing = DeviceMixing(current_thread(), self.places)
 

@@ -41,6 +41,8 @@ class Places:
     ----------
     moved
         Called with a storage, and whether it is offloaded now, when that changes.
+    count_place
+        Called with a storage, and whether it is known to be on the host now, when that changes.
 
     Attributes
     ----------
@@ -56,9 +58,13 @@ class Places:
         The place of what the call in progress makes; None: that of its inputs.
     """
 
-    def __init__(self, moved: Callable[[Any, bool], None] = lambda *_: None) -> None:
+    def __init__(
+        self,
+        moved: Callable[[Any, bool], None] = lambda *_: None,
+        count_place: Callable[[Any, bool], None] = lambda *_: None,
+    ) -> None:
         self._known: dict[int, _StoragePlace] = {}
-        self._moved = moved
+        self._moved, self._count_place = moved, count_place
         self.offloaded = 0
         self.of_module: int | None = None
         self.gpus: set[int] = set()
@@ -86,6 +92,8 @@ class Places:
             if offloaded != was_offloaded:
                 self.offloaded += 1 if offloaded else -1
                 self._moved(storage, offloaded)
+            if (place == HOST) != (old is not None and old.place == HOST):
+                self._count_place(storage, place == HOST)
 
     def _forgetting(self, address: int) -> Callable[[object], None]:
         def forget(_reference: object) -> None:
@@ -98,22 +106,18 @@ class Places:
         """Note that a tensor that was made on the host may be on a GPU now."""
         entry = self._entry(tensor)
         if entry is not None and entry.place == HOST and not entry.offloaded:
-            del self._known[tensor.untyped_storage()._cdata]
+            storage = tensor.untyped_storage()
+            del self._known[storage._cdata]
+            self._count_place(storage, False)
 
     def _entry(self, tensor: Any) -> _StoragePlace | None:
         if not has_storage(tensor):
             return None
         return self._known.get(tensor.untyped_storage()._cdata)
 
-    def bytes_on(self, place: int, counts: Callable[[int], bool] = lambda _: True) -> int:
-        """The bytes of the live storages that are known to be on a GPU, or on the host; ``counts``
-        chooses among them.
-        """
-        entries = [
-            entry
-            for address, entry in self._known.items()
-            if entry.place == place and counts(address)
-        ]
+    def bytes_on(self, number: int) -> int:
+        """The bytes of the live storages that are known to be on a GPU."""
+        entries = [entry for entry in self._known.values() if entry.place == number]
         storages = [entry.reference() for entry in entries]
         return sum(storage.nbytes() for storage in storages if storage is not None)
 

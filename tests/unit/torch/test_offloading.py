@@ -108,6 +108,26 @@ def test_tensors_of_the_host_are_no_memory_of_the_gpu():
     assert result.host_peak_bytes == (4 * BYTES,)
 
 
+def test_tensors_without_a_device_are_on_the_host_until_they_move():
+    def body(rank, world_size):
+        before = torch.cuda.memory_allocated()
+        data = torch.zeros(1024, 1024)
+        data = data + torch.from_numpy(data.numpy())  # with a third one for a moment
+        model = torch.nn.Linear(1024, 1024, bias=False)
+        sizes = [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == 0
+        model.cuda()
+        sizes.append(torch.cuda.memory_allocated())
+        result = model(data.cuda())
+        sizes.append(torch.cuda.memory_allocated())
+        del result
+        sizes.append(torch.cuda.memory_allocated())
+        sizes.append(torch.cuda.max_memory_allocated())
+        return [size // BYTES for size in (before, *sizes)]
+
+    assert run(body).returns[0] == [0, 0, 0, 1, 3, 1, 3]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("decides", [True, False])
 def test_an_assumed_rate_is_told_where_it_decides(decides):
