@@ -18,7 +18,11 @@ try:
 except ImportError as _error:
     raise ImportError(ADVICE) from _error
 
-__all__ = ["check_version", "distributed"]
+__all__ = ["RELEASE", "check_version", "distributed"]
+
+
+def _release_of(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def check_version(version: str) -> None:
@@ -31,7 +35,7 @@ def check_version(version: str) -> None:
     ImportError
         For an older version.
     """
-    release = tuple(int(part) for part in version.split(".")[:2])
+    release = _release_of(version)
     if release < OLDEST:
         raise ImportError(f"{ADVICE} (this is {version})")
     if release > NEWEST:
@@ -42,4 +46,6 @@ def check_version(version: str) -> None:
         )
 
 
+RELEASE = _release_of(__version__)
+"""The installed release, such as (2, 13)."""
 check_version(__version__)

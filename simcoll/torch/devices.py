@@ -34,9 +34,11 @@ from simcoll.torch.accelerator import (
     accelerator_replacements,
     device_number,
 )
+from simcoll.torch.accepted_versions import RELEASE
 from simcoll.torch.cuda_hardware import CudaGenerator
 from simcoll.torch.device_mixing import DeviceMixing
 from simcoll.torch.places import HOST, Places, has_storage
+from simcoll.torch.process_group import SimcollGroup
 from simcoll.torch.rank_threads import RankThread, current_thread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks, in_ranks
 
@@ -484,6 +486,51 @@ def _subgroups(
 
 
 @for_ranks
+def _bind_world(
+    _thread: Any, standard: Any, *args: Any, device_id: Any = None, **kwargs: Any
+) -> None:
+    """``init_process_group``, whose ``device_id`` PyTorch would check against the CPU."""
+    device = None if device_id is None else _device_of_group(device_id)
+    if device is not None and not args and kwargs.get("backend") is None:
+        kwargs["backend"] = distributed.Backend.default_device_backend_map[device.type]
+    standard(*args, **kwargs)
+    if device is not None and isinstance(distributed.group.WORLD, SimcollGroup):
+        distributed.group.WORLD.bind(device)
+
+
+def _device_of_group(device_id: Any) -> torch.device:
+    """The device of a group, with PyTorch's checks."""
+    device: torch.device = torch.device("cuda", device_id) if _is_number(device_id) else device_id
+    count = torch.cuda.device_count()
+    if device.type == "cpu":
+        raise ValueError(
+            "init_process_group device_id parameter must be an accelerator with an index"
+        )
+    if device.type != "cuda":
+        raise ValueError(
+            f"device_id {device} does not match the current compilation's accelerator support: cuda"
+        )
+    if device.index is None:
+        raise ValueError("Please use a device_id with index.")
+    if device.index >= count:
+        raise ValueError(
+            f"device_id {device} is out of range. Please use a device index less than the number "
+            f"of accelerators available: {count}."
+        )
+    return device
+
+
+_SPLITS_UNBOUND = (2, 15)
+"""The release from which groups without a device are split."""
+_NO_MEMBER = (
+    distributed_c10d.GroupMember.NON_GROUP_MEMBER
+    if hasattr(distributed_c10d, "_NonGroupMember")  # from 2.14 on
+    else None
+)
+"""The result of ``split_group`` on ranks that are in none of the groups."""
+
+
+@for_ranks
 def _split(
     _thread: Any,
     _standard: Any,
@@ -496,10 +543,15 @@ def _split(
     """``split_group``, by groups that only their ranks make."""
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
+    if RELEASE < _SPLITS_UNBOUND and distributed.group.WORLD.bound_device_id is None:
+        raise RuntimeError(
+            "No device associated with the default pg, not safe to split any process groups: "
+            "call init_process_group with device_id="
+        )
     parent = parent_pg or distributed.group.WORLD
     mine = next((sorted(ranks) for ranks in split_ranks if parent.rank() in ranks), None)
     if mine is None:
-        return None
+        return _NO_MEMBER
     members = [distributed.get_global_rank(parent, rank) for rank in mine]
     return distributed.new_group(
         members, timeout, use_local_synchronization=True, group_desc=options.get("group_desc")
@@ -603,8 +655,6 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     changed: list[tuple[Any, str, tuple[Callable[[dict[str, Any]], None], ...]]] = [
         (fsdp.FullyShardedDataParallel, "__init__", (_on_cpu,)),
         (torch.utils.data.DataLoader, "__init__", (_drop("pin_memory", "pin_memory_device"),)),
-        *((owner, "init_process_group", (_drop("device_id"),)) for owner in (distributed, c10d)),
-        *((owner, "new_group", (_drop("device_id"),)) for owner in (distributed, c10d)),
         *((owner, "barrier", (_drop("device_ids"),)) for owner in (distributed, c10d)),
         (amp.grad_scaler.GradScaler, "__init__", (_use_cpu("device"),)),
         *(
@@ -644,6 +694,10 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
             for owner in (distributed, c10d)
         ),
         *((owner, "split_group", _split(c10d.split_group)) for owner in (distributed, c10d)),
+        *(
+            (owner, "init_process_group", _bind_world(c10d.init_process_group))
+            for owner in (distributed, c10d)
+        ),
         # It refuses modules on the CPU.
         (_init_utils, _CHECK, in_ranks(getattr(_init_utils, _CHECK), lambda *_: None)),
         (data_parallel, "__init__", _data_parallel(data_parallel.__init__)),

@@ -52,6 +52,12 @@ class NcclLimits:
     def __init__(self, thread: RankThread, users: dict[tuple[str, str], int]) -> None:
         self._thread = thread
         self._users = users
+        self._bound: int | None = None
+
+    def connect(self, device: torch.device) -> None:
+        """Note the device that the group is bound to, on which NCCL connects the ranks at once."""
+        self._bound = device.index
+        self._note_sharing("device_id", self._bound)
 
     def check(
         self,
@@ -64,8 +70,7 @@ class NcclLimits:
         tensors = [*inputs, *outputs]
         self._note(name, _of_dtypes(tensors))
         self._note(name, self._of_places(inputs, outputs))
-        for reason in self._of_devices(tensors):
-            self._thread.tell(f"nccl: {name}", reason, of_run=True)
+        self._note(name, self._of_devices(name, tensors))
         sides = (("inputs", inputs), ("outputs", outputs))
         direct = [part for side, part in sides if f"{name} {side}" not in _LISTS]
         if not all(_is_contiguous(tensor) for part in direct for tensor in part):
@@ -104,22 +109,34 @@ class NcclLimits:
                     yield f"Tensors must be CUDA and dense, and the {argument} is on the host"
                     return
 
-    def _of_devices(self, tensors: Sequence[torch.Tensor]) -> Iterator[str]:
+    def _of_devices(self, name: str, tensors: Sequence[torch.Tensor]) -> Iterator[str]:
         places = [place_of(self._thread, tensor) for tensor in tensors]
-        environment = self._thread.process.environment
-        visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
         for place in dict.fromkeys(places):
             if place is None or place == HOST:
                 continue
-            device = visible[place] if place < len(visible) and visible[place] else str(place)
-            key = environment["GROUP_RANK"], device
-            rank = self._users.setdefault(key, self._thread.number)
-            if rank != self._thread.number:
-                lower, higher = sorted((rank, self._thread.number))
+            if self._bound is None:
+                self._note_sharing(name, place)
+            elif place != self._bound:
                 yield (
-                    f"ranks {lower} and {higher} both use device {device} of their "
-                    "node, which NCCL refuses: call torch.cuda.set_device(LOCAL_RANK) first"
+                    f"Attempt to perform collective on tensor not on device passed to "
+                    f"init_process_group: it is on cuda:{place}, and device_id was "
+                    f"cuda:{self._bound}"
                 )
+
+    def _note_sharing(self, name: str, number: int) -> None:
+        """Note, once for the run, a device that another rank uses too."""
+        environment = self._thread.process.environment
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        device = visible[number] if number < len(visible) and visible[number] else str(number)
+        key = environment["GROUP_RANK"], device
+        rank = self._users.setdefault(key, self._thread.number)
+        if rank != self._thread.number:
+            lower, higher = sorted((rank, self._thread.number))
+            reason = (
+                f"ranks {lower} and {higher} both use device {device} of their "
+                "node, which NCCL refuses: call torch.cuda.set_device(LOCAL_RANK) first"
+            )
+            self._thread.tell(f"nccl: {name}", reason, of_run=True)
 
     def _note(self, name: str, reasons: Sequence[str] | Iterator[str]) -> None:
         for reason in reasons:

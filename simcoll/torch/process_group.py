@@ -753,6 +753,12 @@ class SimcollGroup(DispatchedGroup):
         """Bytes that the group itself has allocated: none are counted."""
         return {}
 
+    def bind(self, device: torch.device) -> None:
+        """Take the ``device_id`` of ``init_process_group`` or ``new_group``."""
+        self.bound_device_id = device
+        if self._limits is not None:
+            self._limits.connect(device)
+
     def eager_connect_single_device(self, device: torch.device) -> None:
         """Do nothing: the ranks of a run are connected."""
 

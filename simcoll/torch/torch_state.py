@@ -441,11 +441,16 @@ def _note_new_group(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Create a group, and record it in the run."""
+    """Create a group, and record it in the run; it gets the device that PyTorch gives to groups
+    in C++ only.
+    """
     if members:
         thread.call(note_group, members)
     thread.process.tagged = bool(kwargs.get("pg_tag"))
-    return standard(size, rank, members, *args, **kwargs)
+    group, store = standard(size, rank, members, *args, **kwargs)
+    if isinstance(group, SimcollGroup) and kwargs.get("device_id") is not None:
+        group.bind(kwargs["device_id"])
+    return group, store
 
 
 @for_ranks

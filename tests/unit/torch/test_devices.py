@@ -91,6 +91,69 @@ def test_groups_take_options_of_nccl():
     assert getattr(dist, "ProcessGroupNCCL", None) is before
 
 
+def test_groups_keep_their_device():
+    def body(rank, _world_size):
+        world, device = dist.group.WORLD, torch.device("cuda", rank)
+        pair = dist.new_group([0, 1])
+        groups = [world] if rank > 1 else [world, pair]
+        assert all(group.bound_device_id == device for group in groups)
+        dist.barrier()
+        dist.barrier(device_ids=[rank])
+        mesh = device_mesh.init_device_mesh("cuda", (2, 2), mesh_dim_names=("a", "b"))
+        x = torch.tensor([float(rank)], device="cuda")
+        dist.all_reduce(x, group=mesh["a"].get_group())
+        with pytest.raises((AssertionError, ValueError), match=r"[Mm]ismatch|does not match"):
+            dist.new_group([0, 1], device_id=torch.device("cuda", (rank + 1) % 4))
+        return x.item(), mesh["b"].get_group().bound_device_id
+
+    found = on_gpus(body)
+    assert found == tuple((2.0 + 2 * (rank % 2), torch.device("cuda", rank)) for rank in range(4))
+
+
+@pytest.mark.parametrize(
+    ("device_id", "error"),
+    [
+        ("cuda", "Please use a device_id with index"),
+        ("cuda:8", "cuda:8 is out of range"),
+        (9, "cuda:9 is out of range"),
+        ("xpu:0", "does not match the current compilation's accelerator"),
+        ("cpu", "must be an accelerator with an index"),
+    ],
+)
+def test_devices_of_groups_are_checked(device_id, error):
+    def program(_rank, _world_size):
+        device = torch.device(device_id) if isinstance(device_id, str) else device_id
+        with pytest.raises(ValueError, match=error):
+            dist.init_process_group("nccl", device_id=device)
+
+    backend.spawn(program, 2, topology="dgx-h100", cuda_is_cpu=True)
+
+
+def test_a_number_is_a_device_and_chooses_the_backend():
+    def program(rank, _world_size):
+        dist.init_process_group(device_id=rank)
+        return dist.group.WORLD.bound_device_id, dist.get_backend()
+
+    found = backend.spawn(program, 2, cuda_is_cpu=True).returns
+    assert found == tuple((torch.device("cuda", rank), "nccl") for rank in range(2))
+
+
+def test_groups_without_a_device_are_not_split_before_pytorch_2_15():
+    def program(_rank, _world_size):
+        dist.init_process_group("nccl")
+        try:
+            return dist.split_group(split_ranks=[[0], [1]]).size()
+        except RuntimeError as error:
+            return str(error)
+
+    (found, _) = backend.spawn(program, 2, cuda_is_cpu=True).returns
+    release = tuple(int(part) for part in torch.version.__version__.split(".")[:2])
+    if release < (2, 15):
+        assert "No device associated with the default pg" in found
+    else:
+        assert found == 1
+
+
 def test_groups_are_split():
     def body(rank, _world_size):
         pairs = dist.split_group(split_ranks=[[2, 0], [1, 3]])
@@ -99,7 +162,8 @@ def test_groups_are_split():
         within = dist.split_group(pairs, [[1]])
         with pytest.raises(ValueError, match="split_ranks cannot be None or empty"):
             dist.split_group(split_ranks=[])
-        return x.item(), None if within is None else dist.get_process_group_ranks(within)
+        alone = within not in {None, dist.GroupMember.NON_GROUP_MEMBER}
+        return x.item(), dist.get_process_group_ranks(within) if alone else None
 
     assert on_gpus(body) == ((2.0, None), (4.0, None), (2.0, [2]), (4.0, [3]))
 

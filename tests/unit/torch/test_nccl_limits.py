@@ -152,6 +152,28 @@ def test_two_ranks_on_one_gpu():
     assert "call torch.cuda.set_device(LOCAL_RANK) first" in said
 
 
+def of_bound_groups(device_of, place_of):
+    """Findings of a collective where groups and tensors are on these devices of each rank."""
+
+    def program(rank, world_size):
+        dist.init_process_group("nccl", device_id=device_of(rank))
+        dist.all_reduce(torch.ones(2, device=f"cuda:{place_of(rank)}"))
+
+    return backend.spawn(program, 2, cuda_is_cpu=True).findings
+
+
+def test_a_group_is_bound_to_its_device():
+    assert of_bound_groups(int, int) == ()
+    said = of_bound_groups(int, lambda _: 0)
+    assert len(said) == 1
+    assert "not on device passed to init_process_group: it is on cuda:0" in said[0]
+    assert "device_id was cuda:1" in said[0]
+    (said,) = of_bound_groups(lambda _: 1, lambda _: 1)
+    assert "ranks 0 and 1 both use device 1 of their node" in said
+    assert "nccl: device_id at " in said
+    assert "test_nccl_limits.py:" in said
+
+
 def test_programs_as_nccl_wants_them_have_no_findings():
     def body(rank):
         x = torch.ones(4, 4, device="cuda")
