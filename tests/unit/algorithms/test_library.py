@@ -20,7 +20,7 @@ from simcoll.topology import load_topology
 from simcoll.topology.families import crossbar
 from simcoll.tuning import default_algorithm
 
-RANKS = (*range(1, 18), 24, 32, 33)
+RANKS = (*range(1, 11), 12, 15, 16, 17, 24, 33)
 # Rank counts that get all parameters, not only the defaults.
 ALL_TRIED = (4, 6, 7, 8, 12, 16)
 # Rank counts for which real data moves: a power of two, odd ones, and those of the smallest groups.
