@@ -13,6 +13,8 @@ from tests.support import event_cases, program_cases
 from tests.support.agreement_cases import case, compare
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
+DAGS = 30
+"""So many hold every cost and coincidence."""
 
 
 @pytest.mark.slow
@@ -20,13 +22,13 @@ pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
     ("kind", "cases"),
     # Many concurrent messages take the reference engine long.
     [
-        ("dag", 60),
-        ("algorithm", 60),
-        ("lift", 60),
-        ("alone", 60),
-        ("path", 60),
-        ("concurrent", 12),
-        ("library", 40),
+        ("dag", DAGS),
+        ("algorithm", 30),
+        ("lift", 30),
+        ("alone", 30),
+        ("path", 30),
+        ("concurrent", 8),
+        ("library", 20),
     ],
 )
 def test_engines_agree_on_every_message(kind, cases):
@@ -36,13 +38,13 @@ def test_engines_agree_on_every_message(kind, cases):
     # The sample must hold what it is about, not only cases that one engine refuses.
     assert took_part["fast"] >= cases * 2 // 3
     if kind in {"algorithm", "lift"}:
-        assert took_part["quotient"] >= 5
+        assert took_part["quotient"] >= 3
     if kind == "concurrent":
-        assert took_part["concurrent"] >= 8
+        assert took_part["concurrent"] >= 5
     if kind == "alone":
-        assert took_part["lock-step"] >= 20
+        assert took_part["lock-step"] >= 10
     if kind == "library":
-        assert min(took_part[way] for way in ("lock-step", "quotient", "loaded")) >= 5
+        assert min(took_part[way] for way in ("lock-step", "quotient", "loaded")) >= 3
 
 
 class LateWay:
@@ -67,10 +69,10 @@ def test_an_added_engine_is_compared(monkeypatch):
 @pytest.mark.slow
 def test_engines_agree_on_programs():
     took_part = Counter()
-    for seed in range(60):
+    for seed in range(30):
         took_part.update(program_cases.compare("program", seed))
-    assert took_part["fast"] >= 30
-    assert took_part["quotient"] >= 2
+    assert took_part["fast"] >= 15
+    assert took_part["quotient"] >= 1
 
 
 @pytest.mark.slow
@@ -85,9 +87,9 @@ def test_engines_agree_on_training_steps():
 @pytest.mark.slow
 def test_nothing_changes_without_links_that_never_bind():
     took_part = Counter()
-    for seed in range(60):
+    for seed in range(30):
         took_part.update(program_cases.compare("tree", seed))
-    assert took_part["fewer links"] >= 30
+    assert took_part["fewer links"] >= 15
 
 
 @pytest.mark.slow
@@ -112,16 +114,16 @@ def test_engines_agree_on_events():
 @pytest.mark.slow
 def test_engines_agree_on_events_where_paths_are_chosen():
     took_part = Counter()
-    for seed in range(60):
+    for seed in range(40):
         took_part.update(event_cases.compare("path-events", seed))
-    assert took_part["fast"] >= 30
+    assert took_part["fast"] >= 20
     assert min(took_part[kind] for kind in ("re-route", "another way", "changed")) >= 3, took_part
 
 
 @pytest.mark.slow
 def test_the_sample_has_every_cost_and_coincidence():
     seen = Counter()
-    for seed in range(60):
+    for seed in range(DAGS):
         plan, _ = case("dag", seed)
         protocol = plan.protocol
         steps = list(plan.steps())
