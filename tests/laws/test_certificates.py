@@ -33,7 +33,7 @@ MOST = 200
 """Chunks moved by the schedules that are checked here: larger ones take most of the time of the
 whole sweep.
 """
-MUTANTS = 4_000
+MUTANTS = 2_000
 
 
 def title(algorithm):
