@@ -35,9 +35,10 @@ from simcoll.emulator.steps.timed import Steps, Timed
 
 __all__ = ["PeriodicSteps", "Stretch", "periods_of", "stretches_of"]
 
-PERIODS = (1, 2, 4)
-"""Numbers of steps after which steps may recur: that of a ring whose chunks are all filled, and of
-rings with every second or fourth one.
+MOST_PERIOD = 64
+"""Largest number of steps after which steps may recur. It is 1 for a ring whose chunks are all
+equal, 2 or 4 with every second or fourth one filled, and 9 where a power of two is divided among 9
+times another, as in racks of 72.
 """
 LEAST_STEPS = 1 << 9
 """Least steps of a stretch whose times are compared."""
@@ -61,7 +62,7 @@ class Stretch(NamedTuple):
 
 def stretches_of(order: Ints, steps: tuple[Timed, ...]) -> list[Stretch]:
     """The stretches of a run, given the number of each of its steps, in order."""
-    for period in PERIODS:
+    for period in range(1, MOST_PERIOD + 1):
         recurs = order[period:] == order[:-period]
         edges = np.flatnonzero(np.diff(np.concatenate([[False], recurs, [False]]))).tolist()
         some: list[Stretch] = []

@@ -58,7 +58,7 @@ def random_run(seed):
     plan = simcoll.bind(schedule, 64 * nranks, protocol=protocol)
     capacity, placement, _ = all_links(plan, topology)
     moves, which = [], []
-    for period in rng.choice([1, 1, 2, 4], int(rng.integers(1, 4))).tolist():
+    for period in rng.choice([1, 1, 2, 4, 9], int(rng.integers(1, 4))).tolist():
         which += [len(moves) + number % period for number in range(int(rng.integers(20, 300)))]
         whole = period > 1 or rng.random() < 0.5
         moves += [random_step(rng, nranks, channels, whole=whole) for _ in range(period)]
@@ -220,6 +220,28 @@ def test_rings_of_a_table_take_the_same_time_as_with_every_message(monkeypatch):
     assert len(leaps) > 10
 
 
+def test_steps_of_a_ring_of_racks_recur_after_nine(monkeypatch):
+    """A power of two of elements in 72 x 8 chunks of two sizes."""
+    for place in ("folding.remembered", "quotient_way"):
+        monkeypatch.setattr(f"simcoll.emulator.{place}.MOST_SLOTS", 0)
+        monkeypatch.setattr(f"simcoll.emulator.{place}.MOST_HASHED", 0)
+    leaps, leap = [], PeriodicSteps._leap
+
+    def watched(self, place, stretch, period_fs):
+        leaps.append(stretch.period)
+        return leap(self, place, stretch, period_fs)
+
+    monkeypatch.setattr(PeriodicSteps, "_leap", watched)
+    topology = load_topology("dgx-h100", nodes=9)
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=72, channels=8, box=8)
+    plan = simcoll.bind(schedule, 1 << 14, protocol="LL")
+    request = Request(plan, topology, engine="fast", protocols=3)
+    every = simcoll.emulate(plan, topology, engine="fast", quotient=False, data="none", bound=False)
+    result = run_checked(request, data="none", bound=False)
+    assert (result.time_fs, result.messages) == (every.time_fs, every.messages)
+    assert leaps == [9, 9]
+
+
 def test_stretches_recur_and_share_lanes():
     def step(sender, receiver):
         shape = SimpleNamespace(sender=np.array(sender), receiver=np.array(receiver), leader=None)
@@ -232,4 +254,6 @@ def test_stretches_recur_and_share_lanes():
     assert stretches_of(turning, steps) == [Stretch(1, 31, 2)]
     assert stretches_of(np.array([2, 3] * 15), steps) == [Stretch(0, 30, 2)]
     assert not stretches_of(np.array([1, 2] * 15), steps)  # other lanes
+    nine = [2, 3, 2, 2, 3, 3, 2, 2, 2]
+    assert stretches_of(np.array([0, *nine * 4]), steps) == [Stretch(1, 37, 9)]
     assert not stretches_of(np.array([0, 1, 2, 3]), steps)
