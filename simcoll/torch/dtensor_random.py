@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed._local_tensor import enabled_local_tensor_mode
 from torch.distributed.tensor import _dispatch, _random
 
 from simcoll.torch.rank_threads import RankThread, current_thread
@@ -68,7 +69,11 @@ class _RankTracker(_random.OffsetBasedRNGTracker):
         self._device = torch.device("cpu")
         self._device_handle = torch.cpu
         self._use_distribute_region = True
-        if run_state_sync:
+        mode = enabled_local_tensor_mode() if run_state_sync else None
+        if mode is not None:
+            states = mode._per_rank_rng_states
+            states.update(dict.fromkeys(states, states[min(states)]))
+        elif run_state_sync:
             state = torch.get_rng_state()
             torch.distributed.broadcast(state, 0)
             torch.set_rng_state(state)
@@ -82,18 +87,60 @@ class _RankTracker(_random.OffsetBasedRNGTracker):
         if not self.distribute_region_enabled:
             yield
             return
-        source = torch.default_generator if generator is None else generator
-        drawn = int(torch.randint(2**62, (), generator=source))
+        offset, _ = self._compute_rng_offsets(spec)
+        mode = enabled_local_tensor_mode()
+        if mode is not None:
+            with _ranks_in_one(mode, offset, generator):
+                yield
+            return
+        drawn = _draw(torch.default_generator if generator is None else generator)
         if generator is None:
             self.draws.check(spec, drawn)
-        offset, _ = self._compute_rng_offsets(spec)
-        text = hashlib.sha256(f"{drawn} {int(offset)}".encode()).digest()
         state = torch.get_rng_state()
-        torch.default_generator.manual_seed(int.from_bytes(text[:8], "little"))
+        torch.default_generator.manual_seed(_seed_of_shard(drawn, int(offset)))
         try:
             yield
         finally:
             torch.set_rng_state(state)
+
+
+def _draw(generator: torch.Generator) -> int:
+    return int(torch.randint(2**62, (), generator=generator))
+
+
+def _seed_of_shard(drawn: int, offset: int) -> int:
+    text = hashlib.sha256(f"{drawn} {offset}".encode()).digest()
+    return int.from_bytes(text[:8], "little")
+
+
+@contextlib.contextmanager
+def _ranks_in_one(mode: Any, offset: Any, generator: torch.Generator | None) -> Iterator[None]:
+    """The same for the ranks that PyTorch itself plays in one (``LocalTensorMode``), which has a
+    state of the generator for each.
+    """
+    states = mode._per_rank_rng_states
+    later: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
+    with mode.disable():
+        drawn = None if generator is None else _draw(generator)
+        for rank, (state, _) in list(states.items()):
+            of_rank = torch._C.Generator("cpu")
+            of_rank.set_state(state)
+            number = _draw(of_rank) if drawn is None else drawn
+            later[rank] = of_rank.get_state(), {}
+            of_rank.manual_seed(_seed_of_shard(number, _of_rank(offset, rank)))
+            states[rank] = of_rank.get_state(), {}
+    try:
+        yield
+    finally:
+        states.update(later)
+
+
+def _of_rank(number: int | torch.SymInt, rank: int) -> int:
+    """A number that may be another one on each of these ranks."""
+    if not isinstance(number, torch.SymInt):
+        return number
+    equal: int | None = number.node.maybe_as_int()
+    return int(number.node._local_ints[rank]) if equal is None else equal
 
 
 @for_ranks

@@ -129,3 +129,30 @@ def test_shards_that_are_drawn_unequally_often_are_a_finding():
     result = backend.spawn(program, 8, cuda_is_cpu=True)
     assert len({str(values) for values in result.returns}) > 1
     assert any("unequally often" in line for line in result.findings)
+
+
+def test_ranks_that_pytorch_plays_in_one_draw_the_same_numbers():
+    """``LocalTensorMode`` has every shard of a rank program, and the same ones at a later draw; the
+    first draw takes the seed of rank 0.
+    """
+    from torch.distributed._local_tensor import LocalIntNode, LocalTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def shards(seed):
+        torch.manual_seed(seed)
+        mesh = tensor.init_device_mesh("cuda", (2, 2))
+        placements = [tensor.Shard(0), tensor.Replicate()]
+        weight = tensor.distribute_tensor(torch.zeros(4, 3, device="cuda"), mesh, placements)
+        draws = [nn.init.normal_(weight).to_local().clone() for _ in range(2)]
+        generator = torch.Generator(device="cuda").manual_seed(9)
+        return [*draws, nn.init.uniform_(weight, 0.0, 1.0, generator).to_local().clone()]
+
+    def alone(_rank, _world_size):
+        dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+        with LocalTensorMode(4):
+            drawn = shards(torch.SymInt(LocalIntNode({rank: 7 + rank for rank in range(4)})))
+        return [[part._local_tensors[rank].tolist() for part in drawn] for rank in range(4)]
+
+    as_ranks = on_gpus(lambda rank: [part.tolist() for part in shards(7 + rank)])
+    assert as_ranks[0][0] != as_ranks[0][1]
+    assert backend.spawn(alone, 1, cuda_is_cpu=True).returns == (list(as_ranks),)
