@@ -20,7 +20,9 @@ import contextlib
 import functools
 import importlib
 import json
+import math
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -33,6 +35,8 @@ from pathlib import Path
 
 PLAYERS = ("gloo", "simcoll", "simcoll with GPUs")
 PASS, SKIP = "pass", "skip"
+_SHARES = 10
+"""A test's time on the clock, in units of its processor time."""
 
 
 class _Pipe:
@@ -242,11 +246,14 @@ def _on_gloo(module, test, size, path):
 
 
 def _in_a_process(body, limit_s):
-    """The JSON that ``body`` returns in a process of its own, or the word "hang" or "crash"."""
+    """The JSON that ``body`` returns in a process of its own, or the word "hang" or "crash". The
+    limit is of processor time, so that other programs on the machine do not count.
+    """
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit_s), math.ceil(limit_s)))
         quiet = os.open(os.environ.get("OUTPUT_OF_TESTS", os.devnull), os.O_WRONLY | os.O_APPEND)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
@@ -259,7 +266,8 @@ def _in_a_process(body, limit_s):
         os._exit(0)
     os.close(write)
     text = b""
-    while select.select([read], [], [], limit_s)[0] and (part := os.read(read, 1 << 16)):
+    wall_s = _SHARES * limit_s
+    while select.select([read], [], [], wall_s)[0] and (part := os.read(read, 1 << 16)):
         text += part
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)  # ours: the test and its ranks
@@ -267,7 +275,8 @@ def _in_a_process(body, limit_s):
     os.close(read)
     if text:
         return json.loads(text)
-    return "hang" if status & 127 == signal.SIGKILL else f"crash: status {status}"
+    out_of_time = status & 127 in (signal.SIGKILL, signal.SIGXCPU)
+    return "hang" if out_of_time else f"crash: status {status}"
 
 
 def _list(player, module, gpus):
@@ -359,7 +368,9 @@ def main():
     parser.add_argument("--player", choices=PLAYERS, help="play the tests in this process")
     parser.add_argument("--players", choices=PLAYERS, nargs="+", default=PLAYERS)
     parser.add_argument("--test", default="", help="only tests whose names have this part")
-    parser.add_argument("--limit", type=float, default=300, help="seconds for a test")
+    parser.add_argument(
+        "--limit", type=float, default=300, help="seconds of processor time for a process of a test"
+    )
     parser.add_argument("--gpus", type=int, default=4, help="GPUs that the files find")
     parser.add_argument("--errors", type=Path, help="write the errors there, as JSON")
     options = parser.parse_args()
