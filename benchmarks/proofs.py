@@ -30,7 +30,7 @@ from simcoll.topology import torus
 NRANKS = 1024
 TARGET_S, TARGET_MIB = 2.0, 1024.0
 # Parameters that an algorithm cannot do without; nodes of 8 as in most machines.
-NEEDED = {"hierarchical": {"box": 8}}
+NEEDED = {"hierarchical": {"box": 8}, "nvls_tree": {"box": 8}}
 # More work than with the defaults: in three dimensions a torus algorithm has six copies; pieces
 # share chunks between channels.
 MORE = {"hierarchical": {"pieces": 4}, "torus": {"dims": [8, 8, 16]}, "swing": {"dims": [8, 8, 16]}}

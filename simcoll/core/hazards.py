@@ -388,6 +388,28 @@ def overwritten_sources(layout: Layout, step: Step) -> NDArray[np.bool_]:
     return reached
 
 
+def overwrites_across(layout: Layout, step: Step) -> bool:
+    """Whether a transfer reads a chunk that a transfer of another channel writes in the same
+    step.
+    """
+    data = step.op != SYNC
+    write_start = step.dst_rank * layout.size + step.dst_chunk
+    order = np.flatnonzero(data)[np.argsort(write_start[data], kind="stable")]
+    if not len(order):
+        return False
+    # What is written is apart, or one fold of one channel.
+    write_start, channel = write_start[order], step.channel[order]
+    write_end = np.maximum.accumulate(write_start + step.count[order])
+    changes = np.cumsum(np.append(False, channel[1:] != channel[:-1]))
+    read_start = (step.src_rank * layout.size + step.src_chunk)[data]
+    lowest = np.searchsorted(write_end, read_start, side="right")
+    highest = np.searchsorted(write_start, read_start + step.count[data]) - 1
+    overwritten = np.flatnonzero(lowest <= highest)
+    lowest, highest = lowest[overwritten], highest[overwritten]
+    crosses = channel[lowest] != step.channel[data][overwritten]
+    return bool((crosses | (changes[lowest] != changes[highest])).any())
+
+
 def check_orderable(schedule: Schedule) -> None:
     """Refuse channels that exchange chunks in a cycle inside one step, which no order in time can
     do.
@@ -397,21 +419,24 @@ def check_orderable(schedule: Schedule) -> None:
     ScheduleError
         Names the step and one of the transfers.
     """
-    # A transfer waits inside its step only for one whose source it overwrites; most schedules have
-    # no such transfer.
+    # A transfer waits inside its step only for one of another channel whose source it overwrites;
+    # most schedules have no such transfer.
     exchanging = (
-        (step.channel != step.channel[:1]).any()
-        and overwritten_sources(schedule.layout, step).any()
+        (step.channel != step.channel[:1]).any() and overwrites_across(schedule.layout, step)
         for _, step in lowered(schedule)
     )
     if not any(exchanging):
         return
-    waits = derive_waits(lambda: lowered(schedule), schedule.nranks, schedule.layout.size)
+    later, earlier = wait_pairs(lambda: lowered(schedule), schedule.nranks, schedule.layout.size)
     base = 0
     for number, step in lowered(schedule):
-        step_waits = {
-            n: [w for w in waits.get(n, ()) if w >= base] for n in range(base, base + len(step))
-        }
+        begin, end = np.searchsorted(later, (base, base + len(step)))
+        in_step = begin + np.flatnonzero(earlier[begin:end] >= base)
+        step_waits: dict[int, list[int]] = {}
+        for transfer, awaited in zip(
+            later[in_step].tolist(), earlier[in_step].tolist(), strict=True
+        ):
+            step_waits.setdefault(transfer, []).append(awaited)
         try:
             TopologicalSorter(step_waits).prepare()
         except CycleError as error:

@@ -9,7 +9,7 @@ import pytest
 import simcoll
 from simcoll.binding import bind
 from simcoll.core.collective import Collective
-from simcoll.core.hazards import check_orderable, derive_waits, wait_pairs
+from simcoll.core.hazards import check_orderable, derive_waits, overwrites_across, wait_pairs
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import COPY, REDUCE, SYNC, Layout, Schedule, transfers
 from simcoll.emulator.run import emulate
@@ -243,6 +243,29 @@ def test_an_exchange_across_channels_in_one_step_is_refused():
     )
     check_orderable(schedule_of([load, [(*row[:6], 0) for row in swap]], 2))
     check_orderable(schedule_of([load, swap[:1], swap[1:]], 2))
+
+
+def test_steps_in_which_a_channel_overwrites_what_another_reads():
+    rng, across = random.Random(7), 0
+    for _ in range(2000):
+        rows = next(rows for rows in random_steps(rng) if rows)
+        data = [row for row in rows if row[5] != SYNC]
+        expected = any(
+            reader[6] != writer[6] and (reader[0], reader[1] + i) == (writer[2], writer[3] + j)
+            for reader in data
+            for writer in data
+            for i in range(reader[4])
+            for j in range(writer[4])
+        )
+        step = next(schedule_of([rows]).source())
+        assert overwrites_across(LAYOUT, step) == expected, rows
+        across += expected
+    assert 200 < across < 1800
+    # A fold of channel 1 writes what channel 0 reads, but for its last chunk.
+    fold = [(1, 0, 0, 0, 2, REDUCE, 1), (2, 0, 0, 0, 2, REDUCE, 1)]
+    for first, expected in ((0, True), (1, True), (2, False)):
+        rows = [*fold, (0, first, 1, 4, 1, COPY, 0)]
+        assert overwrites_across(LAYOUT, next(schedule_of([rows]).source())) == expected
 
 
 def test_two_first_readers_on_two_channels_share_a_chunk():
