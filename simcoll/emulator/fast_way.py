@@ -200,11 +200,11 @@ def play_every(request: Request, timer: StepTimer | None = None) -> Result:
     if seen.switched:
         check_switches(plan, topology)
     capacity, placement, name = all_links(plan, topology)
-    done = np.full(seen.messages, -1, np.int64) if request.keep else None
+    end_fs = np.full(seen.messages, -1, np.int64) if request.keep else None
 
     def over(first: int, _timed: Timed, _start: Ints, _end: Ints, done_fs: Ints) -> None:
-        if done is not None:
-            done[first : first + len(done_fs)] = done_fs
+        if end_fs is not None:
+            end_fs[first : first + len(done_fs)] = done_fs
 
     steps = timed_steps(plan, topology, placement, seen.groups, timer)
     if timeline is None and CROWDED * plan.nranks < seen.messages <= MOST_PRUNED:
@@ -228,13 +228,13 @@ def play_every(request: Request, timer: StepTimer | None = None) -> Result:
     machine.play(name)
     if timeline is not None and not machine.through:
         left, cut = cut_of_machine(timeline, machine, name, plan.nchannels, sum(seen.bytes_by_op))
-        if done is not None:
-            done[left.numbers] = left.done_fs
-        result = compiled_result(plan, topology.name, seen, cut.time_fs, left.trace_hash, done)
+        if end_fs is not None:
+            end_fs[left.numbers] = left.done_fs
+        result = compiled_result(plan, topology.name, seen, cut.time_fs, left.trace_hash, end_fs)
         return replace(result, messages=left.messages, bytes_moved=cut.delivered_bytes, cut=cut)
     if machine.messages != seen.messages or tuple(machine.bytes_by_op) != seen.bytes_by_op:
         raise InternalError(
             f"{machine.messages} messages moved {machine.bytes_by_op} bytes; the plan has "
             f"{seen.messages} and {seen.bytes_by_op}"
         )
-    return compiled_result(plan, topology.name, seen, machine.time_fs, machine.hexdigest(), done)
+    return compiled_result(plan, topology.name, seen, machine.time_fs, machine.hexdigest(), end_fs)

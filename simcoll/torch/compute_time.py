@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from simcoll.distributed.runtime.device import DeviceStream, SimulatedDevice
+from simcoll.distributed.runtime.records import program_starts
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.start.spawning import compute
 from simcoll.torch.buffer_races import Flights
@@ -580,6 +581,9 @@ def watched_program(program: Callable[[], Any], watched: Watched) -> Any:
     """Run a program with its operators intercepted."""
     with watched:
         return program()
+
+
+program_starts.add(watched_program.__code__)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 import greenlet  # type: ignore[import-untyped]
+import msgspec
 import torch
 from torch._C._distributed_c10d import _register_process_group, _unregister_all_process_groups
 
@@ -71,7 +72,7 @@ class _StoppedError(BaseException):
     """Unwinds a program whose run has ended."""
 
 
-class RankJob(Waitable):
+class RankJob(Waitable, kw_only=True):
     """A function that a rank's thread runs: its program, or a callback of a future.
 
     Attributes
@@ -80,23 +81,20 @@ class RankJob(Waitable):
         The task for which it runs.
     context
         Context variables of that task, for the calls that the thread carries out for it.
-    over
+    has_returned
         Whether it has returned; it is done when its task has taken note of that.
     hang
         The error to raise where its thread goes on.
     """
 
-    __slots__ = ("context", "failure", "function", "hang", "over", "task", "value")
-
-    def __init__(self, function: Callable[[], Any], task: Task) -> None:
-        super().__init__("a callback of a future of the same rank")
-        self.function = function
-        self.task = task
-        self.context = contextvars.copy_context()
-        self.over = False
-        self.hang: RuntimeError | None = None
-        self.value: Any = None
-        self.failure: BaseException | None = None
+    label: str = "a callback of a future of the same rank"
+    function: Callable[[], Any]
+    task: Task
+    context: contextvars.Context = msgspec.field(default_factory=contextvars.copy_context)
+    has_returned: bool = False
+    hang: RuntimeError | None = None
+    value: Any = None
+    failure: BaseException | None = None
 
     def run(self) -> None:
         """Run it, and store its exception if it raises one."""
@@ -467,7 +465,7 @@ class RankThread:
 
     def _give_back(self, job: RankJob) -> None:
         """Give the baton to the clock, at the end of a job."""
-        job.over = True
+        job.has_returned = True
         if self._rank is not None:
             self._rank.world.tasks.caller = job.task
         self.process.interrupts.give_back()
@@ -498,11 +496,11 @@ class RankThread:
         if WAITER_HERE.get() is None:  # the task of a thread that the program started
             use_waiter(*self.process.waiters)
         self.process.waiters = WAITER_HERE.get(), TURN_HERE.get()
-        job = RankJob(function, task)
+        job = RankJob(function=function, task=task)
         self._jobs.append(job)
         self._message = job
         self._hand_over(task)
-        while not job.over:
+        while not job.has_returned:
             self._wait_for_later_jobs(job)
             self._hand_over(task)
         self._jobs.pop()

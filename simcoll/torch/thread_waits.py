@@ -57,12 +57,6 @@ class _Signal(Waitable):
     waiters.
     """
 
-    __slots__ = ()
-
-    def __init__(self, label: str, *, idle: bool) -> None:
-        super().__init__(label)
-        self.idle = idle
-
     def release(self) -> None:
         self.finish()
 

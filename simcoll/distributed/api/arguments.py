@@ -14,6 +14,7 @@ from simcoll.core.array_views import array_on
 from simcoll.core.reduction import Reduction
 from simcoll.core.vocabulary import CollectiveKind
 from simcoll.distributed.api.groups import rank_in_group
+from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import CollectiveCall
 from simcoll.distributed.runtime.fake import FakeArray
 from simcoll.distributed.runtime.world import GroupHandle
@@ -30,6 +31,7 @@ __all__ = [
     "contiguous",
     "one_dtype",
     "one_per_rank",
+    "reducing_call",
     "root_of",
     "shapes_of",
     "sizes_of",
@@ -101,6 +103,24 @@ def shapes_of(arrays: Sequence[Array]) -> str:
 def _list_shapes(shapes: tuple[tuple[int, ...], ...], count: int) -> str:
     text = ", ".join(str(list(shape)) for shape in shapes)
     return f"{text}, ... ({count} tensors)" if count > 4 else text
+
+
+def reducing_call(
+    array: Array, op: Any, name: str, kind: CollectiveKind, algorithm: Choice
+) -> CollectiveCall:
+    """The call of a reduction of one tensor per rank, whose operator is checked."""
+    if algorithm is None and type(op) is ReduceOp and op.factor is None:
+        return _reducing_call(op.name, name, kind, array.shape, array.dtype)
+    return call_on(array, name, kind, algorithm, check_op(op, array.dtype, name))
+
+
+@functools.lru_cache(maxsize=1024)
+def _reducing_call(
+    op: str, name: str, kind: CollectiveKind, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> CollectiveCall:
+    """The same call for all ranks, checked once."""
+    reduction = check_op(ReduceOp(op), dtype, name)
+    return _call_on(name, kind, shape, dtype, reduction.name, None, None)
 
 
 def call_on(

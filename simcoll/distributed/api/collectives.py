@@ -27,6 +27,7 @@ from simcoll.distributed.api.arguments import (
     contiguous,
     one_dtype,
     one_per_rank,
+    reducing_call,
     root_of,
     shapes_of,
     sizes_of,
@@ -88,11 +89,10 @@ def all_reduce(
     algorithm: Choice = None,
 ) -> Work | MaybeNone:
     """Reduce the tensors of all ranks; every rank gets the same bits."""
-    array = as_array(tensor)
-    reduction = check_op(op, array.dtype, "all_reduce")
+    array = tensor if type(tensor) is np.ndarray else as_array(tensor)
+    call = reducing_call(array, op, "all_reduce", "all_reduce", algorithm)
     if (process_group := member_of(group, "all_reduce")) is None:
         return None
-    call = call_on(array, "all_reduce", "all_reduce", algorithm, reduction)
     buffers = [array]
     return play(process_group, call, buffers, buffers, [tensor], async_op=async_op)
 

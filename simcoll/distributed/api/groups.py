@@ -115,7 +115,13 @@ def member_of(group: Any, operation: str, depth: int = 3) -> GroupHandle | None:
     ``depth`` is the number of frames from this function to the program's line: 3 if the program
     calls the function that calls this.
     """
-    process_group = default_group() if group is None else _resolve(group)
+    if group is not None:
+        process_group = _resolve(group)
+    else:  # most calls: without those of default_group
+        me = current_rank()
+        process_group = me.default
+        if process_group is None or me.number in process_group.communicator.destroyed:
+            process_group = default_group()
     if process_group is None:
         warnings.warn(
             f"Running {operation} on global rank {current_rank().number} which does not belong to "

@@ -40,7 +40,15 @@ from simcoll.distributed.runtime.world import (
 from simcoll.libraries.choices import plan_for
 from simcoll.units import format_time
 
-__all__ = ["CollectiveOperation", "begin", "deliver", "execute", "plan_of", "play"]
+__all__ = [
+    "CollectiveOperation",
+    "begin",
+    "deliver",
+    "execute",
+    "note_call",
+    "plan_of",
+    "play",
+]
 
 Value = TypeVar("Value")
 SHOWN_RANKS = 64
@@ -57,6 +65,32 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     world = group.world
     if world.tasks.turns is not None:
         offer_turn()
+    # The program is above the collective, play, the world's issue, that of a stream, this function
+    # and the next; messages have two fewer.
+    entry = note_call(group, me, name, buffers, p2p=p2p, above=5 if p2p else 7)
+    work = Work(
+        name,
+        group.raises,
+        rank=me,
+        sources=buffers[0],
+        targets=buffers[1],
+        entry=entry,
+        deadline_fs=entry.created_fs + entry.timeout_fs,
+        explicit=group.explicit,
+        gate=start_of_calls.get(),
+    )
+    if world.history.recording is not None:
+        world.history.recording.begin(work)
+    return work
+
+
+def note_call(
+    group: Communicator, me: Rank, name: str, buffers: Buffers, *, above: int, p2p: bool = False
+) -> Entry:
+    """A new entry of a rank's flight record, for a call whose first ``above`` frames are inside; a
+    RuntimeError when the group has failed before.
+    """
+    world = group.world
     if group.failure is not None:
         raise group.raises(group.failure)
     sources, targets = buffers
@@ -65,7 +99,7 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
             raise RuntimeError(f"{name}: an output tensor is read-only")
     counters = group.messages if p2p else group.calls
     group_rank, flight = group.group_rank[me.number], me.flight
-    now, history, sequence = world.now, world.history, counters[group_rank]
+    timeline, sequence = world.history.timeline, counters[group_rank]
     counters[group_rank] = sequence + 1
     inputs = buffers_of(sources)
     me.memory.hold_arrays(sources)
@@ -85,30 +119,15 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
         inputs,
         outputs,
         group.timeout_fs,
-        now,
-        # The program is above the collective, play, the world's issue, that of a stream, and this
-        # function; messages have two fewer.
-        calling_site(above=4 if p2p else 6),
+        world.now,
+        calling_site(above=above),
         number=flight[-1].number + 1 if flight else 0,
     )
     flight.append(entry)
-    if history.timeline is not None:
+    if timeline is not None:
         entry.scope = me.scope
-        history.timeline.operations.append((me.number, entry))
-    work = Work(
-        me,
-        name,
-        sources,
-        targets,
-        entry,
-        now + group.timeout_fs,
-        group.explicit,
-        group.raises,
-        start_of_calls.get(),
-    )
-    if history.recording is not None:
-        history.recording.begin(work)
-    return work
+        timeline.operations.append((me.number, entry))
+    return entry
 
 
 def plan_of(
@@ -130,7 +149,7 @@ def deliver(work: Work, call: CollectiveCall, values: Array | None, nranks: int)
     """
     error = work.violation() if work.rank.watched_works else None
     if error is None and values is not None:
-        if call.op is not None:
+        if call.op is not None and call.op.name == "avg":
             call.op.finish(values, nranks)
         work.fill(values)
     return error
@@ -415,6 +434,10 @@ def play(
         return None
     if is_fake(sources if sources is targets else [*sources, *targets], timed=me.world.timed):
         call = without_data(call)
+    if not async_op and timeout is None:
+        rounds = group.communicator.rounds.get(call)
+        if rounds is not None and rounds.join(me, (sources, targets)):
+            return None
     work = me.world.issue(group, me, call, (sources, targets), guard=async_op and not call.fake)
     if async_op:
         work.results = list(results)

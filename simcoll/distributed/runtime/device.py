@@ -86,7 +86,7 @@ class DeviceStream:
             )
 
     def _then(self, start: Callable[[Waitable], None], event: Waitable | None = None) -> None:
-        predecessor, completion = self.tail, _Enqueued(self, event)
+        predecessor, completion = self.tail, _Enqueued(f"the work on {self.name}", event=event)
         completion.causes = {self.rank.number: self.tail_past}
 
         def begin() -> None:
@@ -100,13 +100,9 @@ class DeviceStream:
 
 
 class _Enqueued(Waitable):
-    """The completion of an item on a stream."""
+    """The completion of an item on a stream, which may wait for an event."""
 
-    __slots__ = ("event",)
-
-    def __init__(self, stream: DeviceStream, event: Waitable | None) -> None:
-        super().__init__(f"the work on {stream.name}")
-        self.event = event
+    event: Waitable | None = None
 
     def waits_for(self) -> str:
         """The stream, and what it is waiting for, if anything."""

@@ -68,8 +68,6 @@ PEER_ENDED = "Connection closed by peer"
 class _Pause(Waitable):
     """The end of a time that a rank spends computing."""
 
-    __slots__ = ()
-
 
 class EmulatedWorld:
     """The ranks of one run, their clock and the links that they share.
@@ -247,6 +245,8 @@ class EmulatedWorld:
             tasks.run_in_turns(
                 tasks.turns, may_hold=lambda: self.env.peek() < min(tasks.deadline_fs, math.inf)
             )
+        if self.emulator.rounds:
+            self.emulator.break_up()
 
     def pause(self, duration_fs: int, name: str) -> None:
         """Block the running rank for a duration."""
@@ -338,6 +338,7 @@ class EmulatedWorld:
         # timeout, and an empty calendar is how a hang is seen at once. Then a deadline is no reason
         # to go on, unless a program has asked for this timeout (_may_expire).
         tasks = self.tasks
+        self.emulator.break_up(in_flight=True)
         waiting = [task for task in tasks.live if task.waiting is not None]
         times = [task.deadline_fs for task in waiting if task.deadline_fs >= 0]
         deadline = min(times, default=math.inf)
@@ -350,7 +351,12 @@ class EmulatedWorld:
         tasks.deadline_fs = min((time for time in times if time > deadline), default=math.inf)
         if upcoming == math.inf:  # a hang that only this timeout ends
             self.history.stuck = int(deadline), self._hang_report(waiting)
-        self.calendar.at(int(deadline), lambda _: tasks.interrupt(self.now), None)
+        self.calendar.at(int(deadline), self._expire, None)
+
+    def _expire(self, _nothing: None) -> None:
+        """Interrupt the waits whose deadlines are now."""
+        self.emulator.break_up(in_flight=True)
+        self.tasks.interrupt(self.now)
 
     def _may_expire(self, waiting: list[Task]) -> bool:
         """Whether an explicit timeout will end a wait, other than the endlessly repeated ones of

@@ -24,6 +24,7 @@ from simcoll.distributed.runtime.collective_calls import (
 )
 from simcoll.distributed.runtime.followers import AlikeCalls, Followers
 from simcoll.distributed.runtime.plans_in_flight import Emulator, Playing
+from simcoll.distributed.runtime.rounds import MOST_ROUNDS, Round, fits_rounds
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.runtime.world import Buffers, Communicator, Rank
 
@@ -41,6 +42,7 @@ class Streams:
     alike_calls: AlikeCalls | None = None
     streams: defaultdict[int, list[_Matched]] = field(default_factory=lambda: defaultdict(list))
     open: dict[int, _Matched] = field(default_factory=dict)
+    round: Round | None = None
 
     @functools.cached_property
     def together(self) -> Mapping[int, Sequence[int]] | None:
@@ -50,6 +52,8 @@ class Streams:
 
     def issue(self, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool) -> Work:
         """Match a call with the other ranks' calls, and enqueue it on the rank's stream."""
+        if self.round is not None:
+            self.round.break_up()
         work = begin(self.group, me, call.name, buffers)
         group_rank, sequence = self.group.group_rank[me.number], work.entry.sequence
         recording = self.group.world.history.recording
@@ -70,8 +74,28 @@ class Streams:
                 operation.enter_with(group_rank, call, work)
         return work
 
+    def resume(self, sequence: int, plan: Plan, ranks: Sequence[int]) -> _Matched:
+        """An operation that these ranks are in."""
+        operation = _Matched(self.group, sequence, plan=plan, streams=self)
+        self.open[sequence] = operation
+        for rank in ranks:
+            self.streams[rank].append(operation)
+        return operation
+
+    def note_round(self, call: CollectiveCall, playing: Playing) -> None:
+        """Handle later calls together that repeat this one of all ranks, if they can be."""
+        group, take = self.group, playing.take
+        if take is None or call in group.rounds or len(group.rounds) >= MOST_ROUNDS:
+            return
+        world, history = group.world, group.world.history
+        watched = history.recording or history.timeline or world.tasks.turns
+        if watched is None and self.emulator.steady and fits_rounds(take):
+            group.rounds[call] = Round(self, call, take)
+
     def fail(self, error: str, sequence: int) -> None:
         """Fail this operation, all later ones and future calls: the ranks are out of step."""
+        if self.round is not None:
+            self.round.break_up()
         self.group.failure = self.group.failure or error
         for number in [number for number in self.open if number >= sequence]:
             self.open.pop(number).fail(error)
@@ -86,6 +110,7 @@ class _Matched(CollectiveOperation):
     streams: Streams
     first_call: CollectiveCall | None = None
     aspects: tuple[Any, ...] = ()
+    differs: bool = False
     mismatch: bool = False
     failed: bool = False
     playing: Playing | Followers | None = None
@@ -96,10 +121,13 @@ class _Matched(CollectiveOperation):
         plan.
         """
         if self.first_call is None:
-            self.first_call, self.aspects, self.plan = call, call.aspects(), self.known_plan(call)
-        elif call is not self.first_call and call.aspects() != self.aspects:
-            self.mismatch = True
-            self.streams.emulator.unsettled[self.settle] = None
+            self.first_call, self.aspects = call, call.aspects()
+            self.plan = self.plan or self.known_plan(call)
+        elif call is not self.first_call:
+            self.differs = True
+            if call.aspects() != self.aspects:
+                self.mismatch = True
+                self.streams.emulator.unsettled[self.settle] = None
         self.calls[rank], self.works[rank] = call, work
         work.reason = self.describe
         if len(self.calls) == len(self.followers or self.group.members):
@@ -174,23 +202,26 @@ class _Matched(CollectiveOperation):
         streams, group = self.streams, self.group
         label = (group.name, self.sequence, call.name)
         if streams.alike_calls is None or self.followers is None:
-            return Playing(streams.emulator, plan, label, self._leave, self._close, call.fake)
-        followers = Followers(streams.alike_calls, self.followers, self._leave)
+            return Playing(streams.emulator, plan, label, self.leave, self.close, call.fake)
+        followers = Followers(streams.alike_calls, self.followers, self.leave)
         family = streams.alike_calls.family(
             plan,
             streams.alike_calls.rank_classes.like(group.members),
             lambda members: plan_of(group, call, self.sizes_of(call), members),
         )
         together = len(self.followers) == 1
-        followers.play(family, label, fake=call.fake, together=together, on_end=self._close)
+        followers.play(family, label, fake=call.fake, together=together, on_end=self.close)
         return followers
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Drop the operation after the last rank has left."""
         self.streams.open.pop(self.sequence, None)
+        call, playing = self.first_call, self.playing
+        if call is not None and isinstance(playing, Playing) and not self.differs:
+            self.streams.note_round(call, playing)
         self.playing = None  # followers know this one: no circle is left to be collected
 
-    def _leave(self, rank: int, values: Array | None) -> None:
+    def leave(self, rank: int, values: Array | None) -> None:
         """Finish the part of a rank, and advance its stream."""
         work = self.works[rank]
         work.over(deliver(work, self.calls[rank], values, len(self.group.members)))

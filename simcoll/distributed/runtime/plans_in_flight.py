@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -66,6 +67,17 @@ class RunningTake:
         return log, len(log) - self.take.plan.nranks
 
 
+class InRound(Protocol):
+    """Calls that are handled together (:mod:`simcoll.distributed.runtime.rounds`)."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are still to come."""
+
+    def break_up(self) -> None:
+        """Make them those of an operation."""
+
+
 @dataclass(slots=True, eq=False)
 class Emulator:
     """The emulator of a run: its links and staging buffers.
@@ -93,6 +105,8 @@ class Emulator:
         Takes of large plans whose ranks enter and go on together.
     shares
         Links that stand for the smaller shares of protocols, by the capacities that they leave.
+    rounds
+        Calls that are handled together, in the order of their beginnings.
     """
 
     topology: Topology
@@ -112,6 +126,7 @@ class Emulator:
     drawn: int = 0
     following: dict[Playing, None] = field(default_factory=dict)
     shares: dict[bytes, IndexLinks] = field(default_factory=dict)
+    rounds: dict[InRound, None] = field(default_factory=dict)
     rehearsals: Rehearsals = field(init=False)
 
     def __post_init__(self) -> None:
@@ -153,6 +168,14 @@ class Emulator:
         if reusable and stage.size_bytes <= KEPT_BYTES and stored_bytes <= 16 * KEPT_BYTES:
             self.kept_bytes = stored_bytes
             self.stages.setdefault((id(stage.plan), stage.pool is None), []).append(stage)
+
+    def break_up(self, *, in_flight: bool = False) -> None:
+        """Let calls that are handled together be operations: those that wait for further ones, or
+        also those in flight.
+        """
+        for calls in list(self.rounds):
+            if in_flight or calls.is_open:
+                calls.break_up()
 
     def catch_up(self, joining: Sequence[Playing] = (), ended: Sequence[Ended] = ()) -> None:
         """Switch all plans that replay takes to simulation, after simulating the elapsed part.
@@ -261,6 +284,16 @@ class PlanStage:
         shared = emulator.topology.nlinks
         self.links = frozenset(link for column in used for link in column[2] if link < shared)
 
+    def take_input(self, rank: int, sources: Iterable[Array]) -> None:
+        """Copy the input of a rank in."""
+        staged, begin = self.inputs[rank], 0
+        if staged is None:
+            return
+        for source in sources:
+            end = begin + source.size
+            staged[begin:end] = source if source.ndim == 1 else source.reshape(-1)
+            begin = end
+
 
 @dataclass(slots=True, eq=False)
 class Playing:
@@ -285,6 +318,14 @@ class Playing:
         A plan that has stood for this one until now; None: it begins.
     images
         Plans of other groups that take the same course elsewhere, and are not played.
+    stage
+        Its buffers, where the calls have been handled together until now; None: those of calls
+        that are not are made operations first, and it takes other buffers.
+
+    Attributes
+    ----------
+    leave_all
+        Called with the outputs of all ranks when they leave together; None: they leave one by one.
     """
 
     # What gives the times:
@@ -311,6 +352,8 @@ class Playing:
     together: bool = False
     model: Playing | RunningTake | None = None
     images: list[Plan] = field(default_factory=list)
+    stage: InitVar[PlanStage | None] = None
+    leave_all: Callable[[Sequence[Array | None]], None] | None = None
     stopped: bool = False
     begin_fs: int = field(init=False)
     _departures: int = 0
@@ -324,11 +367,13 @@ class Playing:
     _player: Player | None = None
     _links: frozenset[int] = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, stage: PlanStage | None) -> None:
         """Acquire buffers, and start the clock."""
         emulator = self.emulator
+        if stage is None and emulator.rounds:
+            emulator.break_up()
         self.begin_fs = emulator.calendar.now
-        self._stage = emulator.stage(self.plan, fake=self.fake)
+        self._stage = stage or emulator.stage(self.plan, fake=self.fake)
         self._links = self._stage.links
         if self.model is not None:
             self.begin_fs = self.model.begin_fs
@@ -378,6 +423,11 @@ class Playing:
             player.ledger.columns = []
         return player
 
+    @property
+    def take(self) -> Take | None:
+        """The take that it follows."""
+        return self._take
+
     def state(self) -> tuple[list[Event], int]:
         """The log so far, and the number of ranks that have left."""
         return list(self._log), self._departures
@@ -399,29 +449,35 @@ class Playing:
         """Let a rank enter with a copy of its input."""
         staged = self._stage.inputs[rank]
         if staged is not None:
-            self._stale, begin = True, 0
-            for source in sources:
-                place = (
-                    staged if source.size == staged.size else staged[begin : begin + source.size]
-                )
-                place[...] = source if source.ndim == 1 else source.reshape(-1)
-                begin += source.size
+            self._stale = True
+            self._stage.take_input(rank, sources)
             if op is not None and op.factor is not None:
                 staged[...] = op.prepared(staged)
         log, event = self._log, (self.emulator.calendar.now - self.begin_fs, rank, False)
-        if (
-            self._take is not None
-            and self._take.log[len(log)] != event
-            and not self._finds_take(event)
-        ):
+        take = self._take
+        if take is not None and take.log[len(log)] != event and not self._finds_take(event):
             self.emulator.catch_up()
         log.append(event)
-        if self._take is not None:
-            after_fs, _, leaves = self._take.log[len(log)]  # this rank has yet to leave
+        take = self._take
+        if take is not None:
+            after_fs, _, leaves = take.log[len(log)]  # this rank has yet to leave
             if leaves or after_fs != self._expected_fs:
-                self._expect(self._take)
+                self._expect(take)
         elif self._player is not None:
             self._player.enter(rank)
+
+    def enter_together(
+        self, take: Take, leave_all: Callable[[Sequence[Array | None]], None]
+    ) -> bool:
+        """Let all ranks enter, whose inputs are in the buffers, and leave as in a take; False if
+        the plan does not follow one, and each has to enter.
+        """
+        if self._take is None or take not in self.emulator.takes.of(self.plan):
+            return False
+        self._take, self._log = take, list(take.log[: self.plan.nranks])
+        self.leave_all = leave_all
+        self._expect(take)
+        return True
 
     # Following a take
 
@@ -455,6 +511,14 @@ class Playing:
     def _go_on(self, take: Take) -> None:
         """Release the ranks that leave at this time."""
         after_fs, log, events = self.emulator.calendar.now - self.begin_fs, self._log, take.log
+        if self.leave_all is not None and self._take is take:
+            log += events[len(log) :]
+            self._departures = self.plan.nranks
+            self._close_when_over()
+            if self._stage.pool is not None:
+                self._stage.pool.play()
+            self.leave_all(self._stage.outputs)
+            return
         while self._take is take and len(log) < len(events) and not self.stopped:
             event = events[len(log)]
             if event[0] != after_fs or not event[2]:
@@ -507,12 +571,12 @@ class Playing:
     def _leave(self, event: Event) -> None:
         self._log.append(event)
         self._departures += 1
-        if self._departures == len(self._stage.inputs):
+        stage, rank = self._stage, event[1]
+        if self._departures == len(stage.inputs):
             self._close_when_over()
-        rank = event[1]
-        values, pool = self._stage.outputs[rank], self._stage.pool
-        if self._stale and self._take is not None and values is not None and pool is not None:
-            pool.play()
+        values = stage.outputs[rank]
+        if self._stale and self._take is not None and values is not None and stage.pool is not None:
+            stage.pool.play()
             self._stale = False
         self.leave(rank, values)
 

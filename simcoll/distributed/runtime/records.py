@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import greenlet  # type: ignore[import-untyped]
 import msgspec
@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 KEPT = 2000
+KEPT_SITES = 4096
+"""Pairs of lines whose sites are kept."""
 _HERE = str(Path(__file__).parents[1])
 _PACKAGE = str(Path(__file__).parents[2])
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
@@ -98,6 +100,22 @@ def _site_with_caller(function: str, file: str, line: int, *caller: Any) -> Site
     return Site(function, file, line, _site(*caller))
 
 
+class _PlacedSite(NamedTuple):
+    """The site of a line; the code of its function and of the caller's live as long as it is
+    known, and their numbers are not given to others.
+    """
+
+    site: Site
+    code: CodeType
+    around: CodeType | None
+
+
+_placed_sites: dict[tuple[int, int, int, int], _PlacedSite] = {}
+"""Sites by the numbers of two functions' code, innermost first, and the places in it: to compute
+the number of a line and the hash of a code takes longer than all else in a call.
+"""
+
+
 def calling_site(*folders: str, above: int = 1) -> Site:
     """The innermost frame of the program, outside these folders (default: outside this package) and
     outside installed packages, and the frame of the program that called it.
@@ -130,6 +148,25 @@ def _site_of(innermost: FrameType | None, internal_folders: str | tuple[str, ...
         frame = frame.f_back
     if frame is None:
         return Site("?", "?", 0)
+    outer = frame.f_back
+    code, around = frame.f_code, None if outer is None else outer.f_code
+    places = id(code), frame.f_lasti, id(around), -1 if outer is None else outer.f_lasti
+    site_here = _placed_sites.get(places)
+    if site_here is not None:
+        return site_here.site
+    site = _site_from(frame)
+    # Of frames that are further out, the places do not tell.
+    if not _is_of_installation(code.co_filename) and (
+        around is None or around in program_starts or not _is_of_installation(around.co_filename)
+    ):
+        if len(_placed_sites) >= KEPT_SITES:
+            _placed_sites.clear()
+        _placed_sites[places] = _PlacedSite(site, code, around)
+    return site
+
+
+def _site_from(frame: FrameType) -> Site:
+    """The line of the program from a frame outwards, and the line that called its function."""
     line = _line_of_program(frame)
     outer = None if line is None else line.f_back
     caller = None if outer is None else _line_of_program(outer)

@@ -14,7 +14,7 @@ from simcoll.arrays import Array
 from simcoll.distributed.runtime.records import Entry
 from simcoll.distributed.runtime.tasks import Owner, Task, Waitable, past_of, wait_until
 
-__all__ = ["Future", "Work", "timeout_fs"]
+__all__ = ["Future", "Work", "fill", "timeout_fs"]
 
 
 def timeout_fs(timeout: Any) -> int:
@@ -130,63 +130,42 @@ def _poison(arrays: Iterable[Array]) -> None:
             array[...] = True if array.dtype.kind == "b" else float("nan")
 
 
-class Work(Waitable):
+def fill(targets: Sequence[Array], values: Array) -> None:
+    """Fill arrays in order from a flat one, which may be shorter."""
+    begin, total = 0, values.size
+    for target in targets:
+        size = target.size
+        part = values if size == total else values[begin : begin + size]
+        if part.size == size:
+            target[...] = part if target.ndim == 1 else part.reshape(target.shape)
+        else:
+            target.reshape(-1)[: part.size] = part
+        begin += size
+
+
+class Work(Waitable, kw_only=True):
     """One rank's handle of an operation, as ``async_op=True``, ``isend`` and ``irecv`` return
     it.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_checks",
-        "_future",
-        "_watched",
-        "deadline_fs",
-        "entry",
-        "explicit",
-        "gate",
-        "name",
-        "rank",
-        "reason",
-        "results",
-        "sender",
-        "sources",
-        "targets",
-    )
+    rank: Owner
+    sources: Sequence[Array]
+    targets: Sequence[Array]
+    entry: Entry
+    deadline_fs: int
+    explicit: bool
+    gate: Waitable | None
+    results: Sequence[Any] = ()
+    sender: int | None = None
+    reason: Callable[[Work], str] | None = None
+    _future: Future | None = None
+    _checks: tuple[int, int] | None = None
+    _watched: Sequence[Array] = ()
 
-    def __init__(
-        self,
-        rank: Owner,
-        name: str,
-        sources: Sequence[Array],
-        targets: Sequence[Array],
-        entry: Entry,
-        deadline_fs: int,
-        explicit: bool,
-        raises: type[RuntimeError],
-        gate: Waitable | None,
-    ) -> None:
-        # As the base class's, without a call: every call of a rank makes one.
-        self.label = name
-        self.raises = raises
-        self.idle = False
-        self.causes: dict[int, dict[str, int]] | None = None
-        self.done = False
-        self.error: str | None = None
-        self.watchers: list[Callable[[], None]] = []
-        self.rank = rank
-        self.name = name
-        self.sources = sources
-        self.targets = targets
-        self.results: Sequence[Any] = ()
-        self.entry = entry
-        self.sender: int | None = None
-        self.gate = gate
-        self.explicit = explicit
-        self.deadline_fs = deadline_fs
-        self.reason: Callable[[Work], str] | None = None
-        self._future: Future | None = None
-        self._checks: tuple[int, int] | None = None
-        self._watched: Sequence[Array] = ()
+    @property
+    def name(self) -> str:
+        """The function that was called."""
+        return self.label
 
     def __repr__(self) -> str:
         state = "failed" if self.error is not None else "done" if self.done else "in flight"
@@ -249,15 +228,7 @@ class Work(Waitable):
 
     def fill(self, values: Array) -> None:
         """Fill the outputs in order from a flat array, which may be shorter than a receive's."""
-        begin, total = 0, values.size
-        for target in self.targets:
-            size = target.size
-            part = values if size == total else values[begin : begin + size]
-            if part.size == size:
-                target[...] = part if target.ndim == 1 else part.reshape(target.shape)
-            else:
-                target.reshape(-1)[: part.size] = part
-            begin += size
+        fill(self.targets, values)
 
     def over(self, error: str | None = None) -> None:
         """Finish the work, successfully or with an error."""

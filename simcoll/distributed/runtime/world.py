@@ -136,6 +136,13 @@ Buffers = tuple["list[Array]", "list[Array]"]
 """Inputs and outputs of a call."""
 
 
+class RepeatedCall(Protocol):
+    """Handles the same call of all ranks together (:mod:`simcoll.distributed.runtime.rounds`)."""
+
+    def join(self, me: Rank, buffers: Buffers) -> bool:
+        """Make a rank's call, and wait for its end; False if it cannot be part of the round."""
+
+
 @dataclass(slots=True, eq=False)
 class Communicator:
     """The state that the ranks of a group share.
@@ -164,6 +171,8 @@ class Communicator:
         Number made so far, by group rank.
     device_users
         Global ranks by node and device that a program has placed their tensors on.
+    rounds
+        By call, what handles the calls of all ranks together; None where it has failed to.
     """
 
     world: World
@@ -186,6 +195,7 @@ class Communicator:
     messages: Counter[int] = field(default_factory=Counter)
     barriers: Counter[int] = field(default_factory=Counter)
     device_users: dict[tuple[str, str], int] = field(default_factory=dict)
+    rounds: dict[CollectiveCall, RepeatedCall | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Number the members."""
@@ -308,9 +318,9 @@ def current_rank() -> Rank:
     """The rank whose program runs this code; a ValueError outside of rank programs."""
     # As current_task, without its calls where a call of a rank asks twice.
     caller = getcurrent()
-    outpost = getattr(caller, "outpost", None)
     task: Task | None = caller if type(caller) is Task else None
     if task is None:
+        outpost = getattr(caller, "outpost", None)
         task = current_task() if outpost is None else outpost.task
     if task is None:
         raise ValueError(
