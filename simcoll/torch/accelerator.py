@@ -213,11 +213,16 @@ def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
 
 
 def add_bindings(undo: contextlib.ExitStack) -> None:
-    """Give ``torch._C``, in PyTorch for the CPU, the functions of streams and devices under
-    ``torch.cuda``, which some programs and PyTorch's test tools call.
+    """Give ``torch._C`` the functions of streams and devices under ``torch.cuda``, which some
+    programs and PyTorch's test tools call: PyTorch for the CPU lacks them, and those of PyTorch for
+    CUDA want a driver.
     """
     for name, function in _BINDINGS.items():
-        if not hasattr(torch._C, name):
+        if hasattr(torch._C, name):
+            standard = getattr(torch._C, name)
+            setattr(torch._C, name, in_ranks(standard, function))
+            undo.callback(setattr, torch._C, name, standard)
+        else:
             setattr(torch._C, name, function)
             undo.callback(delattr, torch._C, name)
 

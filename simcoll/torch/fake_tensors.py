@@ -112,7 +112,8 @@ def change_fake_tensors(
             if hasattr(schedule, name):
                 replace(undo, schedule, name, _on_real_tensors(getattr(schedule, name)))
         stage, name = module._PipelineStageBase, "_get_init_p2p_neighbors_ops"
-        replace(undo, stage, name, _with_own_buffers(getattr(stage, name)))
+        if hasattr(stage, name):  # before 2.15, whose stages do not meet beforehand
+            replace(undo, stage, name, _with_own_buffers(getattr(stage, name)))
 
     if _PIPELINES in sys.modules:
         pipelines(sys.modules[_PIPELINES])
