@@ -35,6 +35,7 @@ def backend_replacements(
 
     def register_backend(
         _cls: type,
+        /,
         name: str,
         func: Any,
         extended_api: bool = False,
