@@ -88,11 +88,12 @@ _lockstep_of: FactStore[Request, _LockStepTry] = FactStore(_try_lockstep)
 
 def plays_in_lockstep(request: Request) -> bool:
     """Whether a run is one for lock-step: no two flows can meet on a link."""
-    known = memory_of(request).in_lockstep
-    protocol = request.plan.protocol
-    if protocol not in known:
-        known[protocol] = _lockstep_of(request).run is not None
-    return known[protocol]
+    answers, protocol = memory_of(request).in_lockstep, request.plan.protocol
+    # Delays, which differ from size to size in the runs of a table, move no flow to other links.
+    caps = protocol.channel_rate_uBps, protocol.rank_rate_uBps
+    if caps not in answers:
+        answers[caps] = _lockstep_of(request).run is not None
+    return answers[caps]
 
 
 def beyond_loops(request: Request) -> str:

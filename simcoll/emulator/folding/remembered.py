@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from simcoll.arrays import Array
 from simcoll.core.facts import FactStore
 from simcoll.core.plan import Plan
-from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
 from simcoll.emulator.engine_choice import MOST_HASHED, MOST_SLOTS
 from simcoll.emulator.fast.compiled import COMPILED
@@ -145,7 +144,7 @@ class Remembered:
     lent
         Number of threads that play loaded steps now, by kind.
     in_lockstep
-        Whether the run is one for lock-step, by protocol.
+        Whether the run is one for lock-step, by the caps of channels and of ranks.
     """
 
     runs: int = 0
@@ -153,7 +152,7 @@ class Remembered:
     loaded: dict[str, LoadedRun] = field(default_factory=dict)
     lent: dict[str, int] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
-    in_lockstep: dict[Protocol, bool] = field(default_factory=dict)
+    in_lockstep: dict[tuple[int, int], bool] = field(default_factory=dict)
 
 
 class Runs:

@@ -9,7 +9,7 @@ import simcoll
 from simcoll.core.collective import Collective
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Layout, Repeat, Schedule, transfers
-from simcoll.emulator import emulate, engine_choice, quotient_way
+from simcoll.emulator import emulate, engine_choice, fast_way, quotient_way
 from simcoll.emulator.fast import recurrence
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast_way import play_every, plays_in_lockstep
@@ -104,6 +104,25 @@ def test_an_uneven_ring_by_hand():
 )
 def test_flows_that_may_meet_are_left_to_the_loops(plan, net):
     assert not plays_in_lockstep(Request(plan, net))
+
+
+def test_runs_with_other_delays_are_not_examined_again(monkeypatch):
+    examined, capped = [], 10**15
+    look = fast_way._lockstep_of
+
+    def spy(request):
+        examined.append(request.plan.protocol.name)
+        return look(request)
+
+    monkeypatch.setattr(fast_way, "_lockstep_of", spy)
+    net = crossbar(4, "1 GB/s")
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=4, channels=2)
+    for name, delay_fs, cap in (("a", 1, 0), ("b", 2, 0), ("c", 3, capped), ("d", 4, capped)):
+        protocol = Protocol(name, send_overhead_fs=delay_fs, channel_rate_uBps=cap)
+        plan = simcoll.bind(schedule, 4096, "uint8", protocol=protocol)
+        answer = plays_in_lockstep(Request(plan, net))
+        assert answer == (look(Request(plan, net)).run is not None)
+    assert examined == ["a", "c"]
 
 
 def test_a_fifo_lets_senders_run_ahead_into_one_receiver():
