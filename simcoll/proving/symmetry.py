@@ -127,11 +127,13 @@ def likely(schedule: Schedule) -> bool:
 
     Without repeats, certifying step by step takes longer than following the chunks.
     """
-    if schedule.nranks < SYMMETRIC_RANKS or vector_of(schedule.layout) is None:
-        return False
     # Copies repeat where the schedule does of which they are copies, and its steps are smaller.
     model = getattr(schedule.source, "schedule", None)
-    if type(model) is Schedule and not likely(model):
+    return (type(model) is not Schedule or _repeats_early(model)) and _repeats_early(schedule)
+
+
+def _repeats_early(schedule: Schedule) -> bool:
+    if schedule.nranks < SYMMETRIC_RANKS or vector_of(schedule.layout) is None:
         return False
     for block in islice(schedule.blocks(), 4):
         if isinstance(block, Repeat) or (block.op > SYNC).any():

@@ -110,10 +110,22 @@ class _PlacedSite(NamedTuple):
     around: CodeType | None
 
 
-_placed_sites: dict[tuple[int, int, int, int], _PlacedSite] = {}
-"""Sites by the numbers of two functions' code, innermost first, and the places in it: to compute
-the number of a line and the hash of a code takes longer than all else in a call.
-"""
+class _PlacedSites:
+    """Sites by the numbers of two functions' code, innermost first, and the places in it: to
+    compute the number of a line and the hash of a code takes longer than all else in a call.
+    """
+
+    def __init__(self) -> None:
+        self.by_places: dict[tuple[int, int, int, int], _PlacedSite] = {}
+
+    def note(self, places: tuple[int, int, int, int], site: _PlacedSite) -> None:
+        """Keep a site; when there are many, all others are forgotten."""
+        if len(self.by_places) >= KEPT_SITES:
+            self.by_places.clear()
+        self.by_places[places] = site
+
+
+_placed_sites = _PlacedSites()
 
 
 def calling_site(*folders: str, above: int = 1) -> Site:
@@ -151,7 +163,7 @@ def _site_of(innermost: FrameType | None, internal_folders: str | tuple[str, ...
     outer = frame.f_back
     code, around = frame.f_code, None if outer is None else outer.f_code
     places = id(code), frame.f_lasti, id(around), -1 if outer is None else outer.f_lasti
-    site_here = _placed_sites.get(places)
+    site_here = _placed_sites.by_places.get(places)
     if site_here is not None:
         return site_here.site
     site = _site_from(frame)
@@ -159,9 +171,7 @@ def _site_of(innermost: FrameType | None, internal_folders: str | tuple[str, ...
     if not _is_of_installation(code.co_filename) and (
         around is None or around in program_starts or not _is_of_installation(around.co_filename)
     ):
-        if len(_placed_sites) >= KEPT_SITES:
-            _placed_sites.clear()
-        _placed_sites[places] = _PlacedSite(site, code, around)
+        _placed_sites.note(places, _PlacedSite(site, code, around))
     return site
 
 

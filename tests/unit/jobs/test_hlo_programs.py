@@ -224,7 +224,7 @@ def test_what_cannot_be_timed_is_refused(name, target, options, message):
     with pytest.raises(ConfigError, match=message):
         job_lines(FOLDER / f"{name}-{target}.txt.gz", topology="dgx-h100", **options)
     lines = job_lines(FOLDER / f"{name}-cpu.txt.gz", topology="dgx-h100", cpu=True)
-    assert any("its collectives are not those of a module" in line for line in lines)
+    assert any("a module for GPUs has other collectives" in line for line in lines)
 
 
 def test_a_machine_that_is_too_small_and_has_no_nodes_is_named():

@@ -52,7 +52,7 @@ def test_one_rank_keeps_its_kernels(tmp_path):
 
 
 def test_a_graph_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="too much to ask"):
+    with pytest.raises(ConfigError, match="expected at most 5% to ask"):
         job_workload(job_of(tmp_path, dialect="graph"))
 
 

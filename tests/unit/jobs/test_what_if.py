@@ -85,7 +85,7 @@ def test_one_rank_has_an_interval_between_predicted_and_measured(tmp_path, machi
 
 
 def test_a_graph_is_refused(tmp_path, machine):
-    with pytest.raises(ConfigError, match="more than 5% is too much"):
+    with pytest.raises(ConfigError, match="expected at most 5% to ask"):
         answer_lines(job_of(tmp_path, dialect="graph"), JobQuestion(machine))
 
 

@@ -194,8 +194,9 @@ GPUS = """
 
     assert torch.cuda.is_available() and torch.accelerator.is_available()
     device = torch.accelerator.current_accelerator()
-    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device)
     local = int(os.environ["LOCAL_RANK"])
+    mine = torch.device(device.type, local)
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=mine)
     assert torch.cuda.current_device() == 0
     torch.accelerator.set_device_index(local)
     assert torch.cuda.current_device() == local and torch.cuda.device_count() == (8 if dist.get_rank() < 8 else 2)

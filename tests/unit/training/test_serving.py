@@ -364,7 +364,7 @@ def test_the_page_has_today_s_errors():
 def test_an_interval_without_the_host_says_which_host_it_was_made_with(host, says):
     model = served(**host)
     lines = list(serving_lines([model], [serving_step(model, "decode")]))
-    assert says == any("750 us of vLLM, 2,000 us of SGLang" in line for line in lines)
+    assert says == any("750 us for vLLM, 2,000 us for SGLang" in line for line in lines)
     # These are the hosts that the rows of the interval were predicted with.
     step = engines_accuracy.STEP
     assert (step["vllm"]["step_us"], step["sglang"]["step_us"]) == (750, 2000)
