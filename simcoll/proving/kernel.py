@@ -80,7 +80,9 @@ MOST_LEAVES = 2**31 - 1
 """Saturation of the number of contributions; sums of two such numbers fit 32 bits."""
 SALT_BYTES = 32
 PART = 2**16
-"""Number of chunks followed at a time, few enough for a processor's cache."""
+"""Number of chunks followed at a time, few enough for a processor's cache (bruck of 512 ranks:
+0.32 s with 4,096, 0.22 with 65,536, 0.21 with more; two_shot: 0.30, 0.30, 0.32).
+"""
 
 Leaves: TypeAlias = NDArray[np.uint32]
 _MOST_LEAVES = np.array(MOST_LEAVES, np.uint32)

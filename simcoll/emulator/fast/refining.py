@@ -25,7 +25,9 @@ RECEIVED, LEADS, AWAITED = SALTS
 is tied.
 """
 SPREAD_ROWS = 1 << 16
-"""Number of messages whose links are converted at a time."""
+"""Number of messages whose links are converted at a time. Time decides little (one_shot of 1,024
+ranks: 0.82 s with 4,096, 0.75 with 65,536, 0.77 with a million); memory grows with it.
+"""
 
 
 class Colours(NamedTuple):
