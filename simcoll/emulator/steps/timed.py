@@ -47,7 +47,7 @@ microseconds (double_tree of 1,024 ranks in 8 pieces: 154 ms with 128, 126 with 
 """
 ROUTED_ROWS = 1 << 16
 """Number of messages of a large step that are routed together (two_shot of 512 ranks: 1.51 s with
-4,096, 1.43 with 65,536, 1.69 with 262,144, whose arrays no longer fit in a cache).
+4,096, 1.43 with 65,536, 1.69 with 262,144).
 """
 REMEMBERED_ROWS = 1 << 18
 """Number of rows of recent steps and shapes kept for steps that recur (some 130 bytes a row)."""
