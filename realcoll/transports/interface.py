@@ -10,6 +10,7 @@ import numpy as np
 from realcoll.meeting.control import Control
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
+from simcoll.core.vocabulary import PairReduction
 from simcoll.core.wire_format import WireFormat
 
 __all__ = ["Memory", "Message", "Transport", "View", "Wire"]
@@ -72,7 +73,7 @@ class Transport(Protocol):
     def copy(self, target: View, source: View) -> None:
         """``target = source``."""
 
-    def reducer(self, op: str, dtype: np.dtype[Any]) -> Callable[[View, View], object]:
+    def reducer(self, op: PairReduction, dtype: np.dtype[Any]) -> Callable[[View, View], object]:
         """The function that computes ``target = target (op) source`` on views of a dtype.
 
         Raises

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.core.reduction import REDUCTIONS, Reduction
+from simcoll.core.vocabulary import PairReduction
 from simcoll.errors import ConfigError
 
 __all__ = [
@@ -124,7 +125,7 @@ def mean_table(dtype: np.dtype[Any], nranks: int) -> NDArray[np.uint8]:
     return values
 
 
-def pair_table(op: str, dtype: np.dtype[Any]) -> NDArray[np.uint8]:
+def pair_table(op: PairReduction, dtype: np.dtype[Any]) -> NDArray[np.uint8]:
     """The result of every pair of 8-bit values: at ``256 * left + right``."""
     values = np.arange(256, dtype=np.uint8)
     lefts = np.repeat(values, 256).view(dtype)
@@ -134,7 +135,7 @@ def pair_table(op: str, dtype: np.dtype[Any]) -> NDArray[np.uint8]:
     return table
 
 
-def _by_table(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
+def _by_table(cupy: Any, op: PairReduction, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
     table = cupy.asarray(pair_table(op, dtype))
     kernel = cupy.ElementwiseKernel(
         "uint8 r, raw uint8 table", "uint8 t", "t = table[256 * t + r];", f"simcoll_{op}_pairs"
@@ -154,7 +155,16 @@ def _by_formula(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any]
     return lambda target, source: kernel(source, target)
 
 
-def reducer(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
+_OF_TRUTHS: dict[PairReduction, PairReduction] = {
+    "sum": "bor",
+    "max": "bor",
+    "product": "band",
+    "min": "band",
+}
+"""Reductions of bool, as in numpy."""
+
+
+def reducer(cupy: Any, op: PairReduction, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
     """``target = target (op) source`` on arrays of ``device_dtype(dtype)``, on the current stream.
 
     Raises
@@ -178,8 +188,8 @@ def reducer(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], ob
             "T r", "T t", source, f"simcoll_{op}_{dtype.name}", preamble=EXACT
         )
         return lambda target, source: kernel(source, target)
-    if dtype.kind == "b":  # numpy: a sum of truths is "or", a product "and"
-        op = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}.get(op, op)
+    if dtype.kind == "b":
+        op = _OF_TRUTHS.get(op, op)
     ufunc = getattr(cupy, _UFUNCS[op])
     return lambda target, source: ufunc(target, source, out=target)
 

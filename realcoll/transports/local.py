@@ -12,6 +12,7 @@ from realcoll.transports.interface import Message
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.core.reduction import REDUCTIONS
+from simcoll.core.vocabulary import PairReduction
 from simcoll.core.wire_format import WireFormat
 from simcoll.errors import InternalError
 
@@ -46,7 +47,7 @@ class HostMemory:
 
     def reducer(
         self,
-        op: str,
+        op: PairReduction,
         dtype: np.dtype[Any],  # noqa: ARG002
     ) -> Callable[[Array, Array], object]:
         """A numpy function."""

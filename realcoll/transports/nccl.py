@@ -26,6 +26,7 @@ from realcoll.transports.interface import Message
 from realcoll.transports.vendor import nccl_collective
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
+from simcoll.core.vocabulary import PairReduction
 from simcoll.core.wire_format import WireFormat
 from simcoll.errors import ConfigError
 
@@ -221,7 +222,7 @@ class NcclTransport:
 
         return run
 
-    def reducer(self, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
+    def reducer(self, op: PairReduction, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
         """A kernel on the stream."""
         return self._on_stream(kernels.reducer(self._cupy, op, dtype))
 

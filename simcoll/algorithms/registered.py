@@ -14,6 +14,7 @@ from typing import Any
 from simcoll.algorithms.cost import parse_cost
 from simcoll.core.collective import KINDS, Collective
 from simcoll.core.schedule import Schedule
+from simcoll.core.vocabulary import DesignedFor
 from simcoll.errors import ConfigError, nearest
 
 Written = Callable[..., Any]
@@ -82,7 +83,7 @@ class Algorithm:
     pattern: str
     ranks: str
     source: str
-    topologies: str = "any"
+    topologies: DesignedFor = "any"
     order: str = ""
     shared: Callable[..., Schedule] | None = None
     machine: str = "crossbar"
@@ -171,7 +172,7 @@ def algorithm(
     source: str,
     pattern: str = "ring",
     ranks: str = "any",
-    topologies: str = "any",
+    topologies: DesignedFor = "any",
     order: str = "",
     shared: Callable[..., Schedule] | None = None,
     machine: str = "crossbar",

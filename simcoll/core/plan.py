@@ -22,6 +22,7 @@ from simcoll.core.known import Known
 from simcoll.core.numbers import whole_numbers
 from simcoll.core.plan_step import PlanStep
 from simcoll.core.schedule import SYNC, Schedule, Step, lowered
+from simcoll.core.vocabulary import PairReduction
 from simcoll.errors import ConfigError
 from simcoll.notebook_forms import facts_table
 from simcoll.terminal import printable
@@ -174,7 +175,7 @@ class Plan:
         return self.schedule.nranks
 
     @property
-    def op(self) -> str:
+    def op(self) -> PairReduction:
         """The pairwise reduction, for :func:`simcoll.core.reduction.combine`.
 
         >>> import simcoll

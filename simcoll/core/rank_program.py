@@ -20,6 +20,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.immutable import by_constructor, freeze, without_subclasses
 from simcoll.core.numbers import LARGEST, whole_number
 from simcoll.core.schedule import Layout
+from simcoll.core.vocabulary import InstructionName
 from simcoll.errors import ConfigError, ScheduleError, nearest
 from simcoll.terminal import printable
 
@@ -51,7 +52,7 @@ class Op:
     updates: bool = False
 
 
-OPS: dict[str, Op] = {
+OPS: dict[InstructionName, Op] = {
     "nop": Op(),
     "send": Op(sends=True, reads=True),
     "recv": Op(receives=True, writes=True),
@@ -66,7 +67,7 @@ OPS: dict[str, Op] = {
 both. ``reduce``: dst = dst (op) src.
 """
 
-NAMES = tuple(OPS)
+NAMES: tuple[InstructionName, ...] = tuple(OPS)
 """Operation names, indexed by their numbers in :class:`Code`."""
 
 
@@ -90,7 +91,7 @@ class Instruction:
         ``(lane, position)`` of instructions of the same rank that must complete before it starts.
     """
 
-    op: str
+    op: InstructionName
     src: int = -1
     dst: int = -1
     count: int = 1

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from simcoll.arrays import Array
+from simcoll.core.vocabulary import PairReduction, ReductionName
 from simcoll.errors import ConfigError, nearest
 
-__all__ = ["REDUCTIONS", "Reduction", "combine", "parse_dtype", "parse_reduction", "premul_sum"]
+__all__ = [
+    "NAMES",
+    "REDUCTIONS",
+    "Reduction",
+    "combine",
+    "parse_dtype",
+    "parse_reduction",
+    "premul_sum",
+]
 
 # On bool, a sum is "or" and a product is "and", as in numpy.
-REDUCTIONS: dict[str, np.ufunc] = {
+REDUCTIONS: dict[PairReduction, np.ufunc] = {
     "sum": np.add,
     "product": np.multiply,
     "min": np.minimum,
@@ -23,7 +32,9 @@ REDUCTIONS: dict[str, np.ufunc] = {
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
 }
-_DERIVED = ("avg", "premul_sum")
+_DERIVED: tuple[Literal["avg", "premul_sum"], ...] = ("avg", "premul_sum")
+NAMES: tuple[ReductionName, ...] = (*REDUCTIONS, *_DERIVED)
+"""Names of all reductions."""
 # Names that other libraries use.
 _MEANT = {
     "add": "sum",
@@ -53,13 +64,14 @@ class Reduction:
         The factor of premul_sum.
     """
 
-    name: str
+    name: ReductionName
     factor: float | None = None
 
     @property
-    def pairwise(self) -> str:
+    def pairwise(self) -> PairReduction:
         """The operation that combines two values: a key of ``REDUCTIONS``."""
-        return "sum" if self.name in _DERIVED else self.name
+        name = self.name
+        return "sum" if name == "avg" or name == "premul_sum" else name  # noqa: PLR1714 - mypy narrows
 
     def prepared(self, values: Array) -> Array:
         """An input as the first step uses it: the array itself, or for premul_sum a scaled copy."""
@@ -189,10 +201,8 @@ def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
     if not isinstance(reduction, Reduction):
         raise ConfigError(f"op must be the name of a reduction or a Reduction, got {op!r:.60}")
     name = reduction.name
-    if name not in REDUCTIONS and name not in _DERIVED:
-        raise ConfigError(
-            f"unknown reduction {op!r}; {nearest(_MEANT.get(name, name), [*REDUCTIONS, *_DERIVED])}"
-        )
+    if name not in NAMES:  # a Reduction made from any text
+        raise _unknown(op, name)
     if name == "premul_sum" and reduction.factor is None:
         raise ConfigError(
             "premul_sum needs its factor: simcoll.types.premul_sum(0.5), or as text premul_sum:0.5"
@@ -220,13 +230,20 @@ def _from_text(text: str) -> Reduction:
     """A reduction from text; the factor of premul_sum follows a colon."""
     name, colon, factor = text.lower().partition(":")
     if not colon or name != "premul_sum":
-        return Reduction(text.lower())
+        lower = text.lower()
+        if lower not in NAMES:
+            raise _unknown(text, lower)
+        return Reduction(lower)
     try:
         return premul_sum(float(factor))
     except ValueError:
         raise ConfigError(
             f"op {text!r}: expected a number behind the colon, as in premul_sum:0.5"
         ) from None
+
+
+def _unknown(op: str | Reduction, name: str) -> ConfigError:
+    return ConfigError(f"unknown reduction {op!r}; {nearest(_MEANT.get(name, name), NAMES)}")
 
 
 def _check_factor(reduction: Reduction, factor: float, dtype: np.dtype[Any]) -> None:
@@ -242,6 +259,6 @@ def _check_factor(reduction: Reduction, factor: float, dtype: np.dtype[Any]) -> 
         raise ConfigError(f"the factor of {reduction} does not fit {dtype.name}")
 
 
-def combine(op: str, target: Array, received: Array) -> None:
+def combine(op: PairReduction, target: Array, received: Array) -> None:
     """Compute ``target = target (op) received``, in place and in the dtype of the target."""
     REDUCTIONS[op](target, received, out=target)

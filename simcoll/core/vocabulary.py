@@ -20,6 +20,11 @@ __all__ = [
     "CollectiveKind",
     "Connection",
     "DataMode",
+    "DesignedFor",
+    "Evidence",
+    "Fabric",
+    "GpuGeneration",
+    "InstructionName",
     "Interconnect",
     "LinkKind",
     "NcclAlgorithm",
@@ -27,6 +32,7 @@ __all__ = [
     "NodeKind",
     "OperationState",
     "OrderLevel",
+    "PairReduction",
     "PassKind",
     "PipelineSchedule",
     "PolicyKind",
@@ -34,6 +40,7 @@ __all__ = [
     "ProofKind",
     "ProofMethod",
     "RankSet",
+    "ReductionName",
     "Sharding",
     "TogetherKind",
     "TransferOp",
@@ -68,6 +75,12 @@ RankSet: TypeAlias = Literal["all", "root", "sources", "destinations"]
 TransferOp: TypeAlias = Literal["copy", "reduce", "sync", "multicast", "switch_reduce"]
 """What a transfer does to its destination (:data:`simcoll.core.step.OP_NAMES`)."""
 
+PairReduction: TypeAlias = Literal["sum", "product", "min", "max", "band", "bor", "bxor"]
+"""What two values become (:data:`simcoll.core.reduction.REDUCTIONS`)."""
+
+ReductionName: TypeAlias = PairReduction | Literal["avg", "premul_sum"]
+"""What the inputs of a collective become."""
+
 OrderLevel: TypeAlias = Literal[
     "", "any", "rank-consistent", "run-consistent", "position-independent"
 ]
@@ -81,8 +94,27 @@ ProofKind: TypeAlias = Literal["full", "by symmetry"]
 ProofMethod: TypeAlias = Literal["exact", "fingerprint"]
 """How contributions are compared."""
 
+DesignedFor: TypeAlias = Literal["any", "boxes", "torus", "switch", "sharp", "direct"]
+"""The topologies of an algorithm (:class:`simcoll.algorithms.registered.Algorithm`)."""
+
+Evidence: TypeAlias = Literal["measured", "steps", "data sheet", "sibling", "assumed"]
+"""What a rate of a GPU rests on (:data:`simcoll.training.gpu.EVIDENCE`)."""
+
 BoundKind: TypeAlias = Literal["bandwidth", "latency"]
 """What limits a collective."""
+
+InstructionName: TypeAlias = Literal[
+    "nop",
+    "send",
+    "recv",
+    "recv_copy_send",
+    "recv_reduce_send",
+    "recv_reduce_copy",
+    "recv_reduce_copy_send",
+    "copy",
+    "reduce",
+]
+"""What a lane of a rank's program does (:data:`simcoll.core.rank_program.OPS`)."""
 
 NcclAlgorithm: TypeAlias = Literal[
     "tree", "ring", "collnet", "collnet_chain", "nvls", "nvls_tree", "pat"
@@ -110,6 +142,22 @@ Connection: TypeAlias = Literal["nvlink", "xgmi", "link", "pcie", "cpu", "net", 
 
 Interconnect: TypeAlias = Literal["switch", "mesh", "links", "pcie"]
 """What joins the GPUs of a node in a family of topologies."""
+
+Fabric: TypeAlias = Literal[
+    "ib",
+    "roce",
+    "efa-p4",
+    "efa-p5",
+    "slingshot",
+    "slingshot-alps",
+    "tcpx",
+    "tcpxo",
+    "socket",
+]
+"""Networks between nodes (:data:`simcoll.topology.machine.FABRICS`)."""
+
+GpuGeneration: TypeAlias = Literal["volta", "ampere", "hopper", "blackwell", "mi300", "mi355"]
+"""Generations of GPUs (:data:`simcoll.topology.machine.GENERATIONS`)."""
 
 Axis: TypeAlias = Literal["tp", "cp", "dp", "pp", "ep", "edp"]
 """Axes of a mesh: tensor, context, data, pipeline and expert parallelism, and the data parallelism

@@ -94,7 +94,8 @@ class Wiring:
         """An instruction in words: ``rank 0 lane 2 step 5 (recv output[3] from rank 1)``."""
         lane, rank = int(self.lane[number]), self.rank_of(number)
         instruction = self.code.instruction(number)
-        op, parts = OPS[instruction.op], [instruction.op]
+        op = OPS[instruction.op]
+        parts: list[str] = [instruction.op]
         if op.reads:
             parts.append(place(self.program, instruction.src))
         if op.writes and not (op.reads and instruction.src == instruction.dst):

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError, nearest
@@ -22,7 +22,8 @@ from simcoll.files.output import write_files
 
 __all__ = ["DIALECTS", "ExampleJob", "KnownCollective", "write_example_traces"]
 
-DIALECTS = ("2.1", "2.5", "2.13", "rocm", "coalesced", "backlog", "graph")
+Dialect: TypeAlias = Literal["2.1", "2.5", "2.13", "rocm", "coalesced", "backlog", "graph"]
+DIALECTS: tuple[Dialect, ...] = ("2.1", "2.5", "2.13", "rocm", "coalesced", "backlog", "graph")
 """Versions of PyTorch whose traces differ, and special forms.
 
 2.1: whole microseconds, no metadata, only recorded inputs; 2.5: metadata on kernels; 2.13: also
@@ -114,7 +115,7 @@ class ExampleJob:
     ranks: int = 4
     steps: int = 2
     layers: int = 3
-    dialect: str = "2.13"
+    dialect: Dialect = "2.13"
     slow: Mapping[int, float] = field(default_factory=dict)
     clocks_us: Mapping[int, float] = field(default_factory=dict)
 

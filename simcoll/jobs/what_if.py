@@ -14,6 +14,7 @@ from functools import cached_property
 from statistics import median
 
 from simcoll.errors import ConfigError, ranks_listed
+from simcoll.jobs.comm_records import RecordKind
 from simcoll.jobs.job import Job
 from simcoll.jobs.job_report import effect, format_ns
 from simcoll.jobs.meetings import TracedMeeting
@@ -125,7 +126,7 @@ class _WhatIf:
             (place, number) for place, calls in enumerate(job.calls) for number in range(len(calls))
         ]
 
-    def _subject(self, key: tuple[int, int]) -> tuple[str, int, tuple[int, ...]]:
+    def _subject(self, key: tuple[int, int]) -> tuple[RecordKind, int, tuple[int, ...]]:
         """Kind, size and ranks of what is predicted."""
         place, number = key
         if place < 0:
@@ -244,7 +245,7 @@ class _WhatIf:
 
     def _services(self) -> list[str]:
         """A table of measured and predicted services."""
-        rows: dict[tuple[str, int, int], list[tuple[int, int]]] = defaultdict(list)
+        rows: dict[tuple[RecordKind, int, int], list[tuple[int, int]]] = defaultdict(list)
         for key in self._subjects:
             kind, size_bytes, ranks = self._subject(key)
             rows[kind, size_bytes, self.question.nranks or len(ranks)].append(key)

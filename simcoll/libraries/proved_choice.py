@@ -21,7 +21,7 @@ from simcoll.algorithms.double_tree import binary_tree
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Repeat, Schedule, Step
 from simcoll.core.step import concurrent
-from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
+from simcoll.core.vocabulary import CollectiveKind, LinkKind, NcclProtocol
 from simcoll.emulator.engine_choice import DEEPEST_FIFO
 from simcoll.errors import ConfigError
 from simcoll.libraries.collnet import is_collnet
@@ -526,5 +526,5 @@ def _grouped_sends(candidate: _SizedCandidate) -> LibraryPlay | str:
     )
 
 
-def _with_share(protocol: Protocol, kind: str, share: Fraction) -> Protocol:
+def _with_share(protocol: Protocol, kind: LinkKind, share: Fraction) -> Protocol:
     return replace(protocol, link_shares=((kind, share),))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from simcoll.core.vocabulary import Fabric
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.path_types import PATH_TYPES
 
@@ -78,7 +80,7 @@ class Transports:
         threads = max(1, self.socket_threads)
         return threads * min(max(1, self.sockets_per_thread), _MOST_SOCKETS // threads)
 
-    def uses_sockets(self, fabric: str) -> bool:
+    def uses_sockets(self, fabric: Fabric | Literal[""]) -> bool:
         """Whether a network of a fabric is used by sockets.
 
         >>> transports = Transports(verbs=False)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from simcoll.core.vocabulary import Fabric
 from simcoll.libraries.nccl.communicator import settings_on, version_of
 from simcoll.libraries.nccl.search import search
 from simcoll.libraries.nccl.search_settings import used_ports
@@ -37,7 +38,7 @@ _COHERENT_PATHS = {"C2C", "P2C"}
 """Paths by NVLink to the CPU, whose memory is as near to the NIC as that of the GPU."""
 _SLOT = "63 GB/s"
 """PCIe of 16 lanes of generation 5.0, that of GPUs whose slot is unknown."""
-_UNKNOWN_FABRIC = "ib"
+_UNKNOWN_FABRIC: Fabric = "ib"
 _UNKNOWN_GBPS = 10
 """What NCCL assumes of an interface that reports no speed, in Gbit/s."""
 
@@ -121,7 +122,7 @@ def _split(
     ranks, nodes = sum(machine.domain_ranks), graphs.nodes
     nodes = min(nodes, ranks)
     sizes = tuple(ranks // nodes + (node < ranks % nodes) for node in range(nodes))
-    fabric = machine.fabric or _UNKNOWN_FABRIC
+    fabric: Fabric = machine.fabric or _UNKNOWN_FABRIC
     nics = _count(topology, fabric, transports) * machine.domains // nodes
     nic_uBps = round(graphs.ring.carries_between_GBps * _GBPS)
     if not nic_uBps:  # without NICs only sockets are left
@@ -178,7 +179,7 @@ def _each_alone(machine: Machine) -> Machine:
     )
 
 
-def _count(topology: Topology, fabric: str, transports: Transports) -> int:
+def _count(topology: Topology, fabric: Fabric | Literal[""], transports: Transports) -> int:
     """Number of ports of a host that are in use."""
     nics = nics_of(topology.host) if topology.host else ()
     return len(used_ports(transports, [port.number for nic in nics for port in nic.ports], fabric))

@@ -27,7 +27,7 @@ from simcoll.testing.collective_cases import (
 )
 from simcoll.testing.object_values import OBJECT
 from simcoll.testing.strategies import sizes
-from simcoll.testing.wrong_calls import MISTAKES, undefined_reduction
+from simcoll.testing.wrong_calls import MISTAKES, MistakeName, undefined_reduction
 
 __all__ = ["DTYPES", "OPS", "cases", "programs"]
 
@@ -73,7 +73,7 @@ class _Choices:
     groups: bool
     all_asynchronous: bool = False
     coalesced: bool = False
-    mistakes: tuple[str, ...] = ()
+    mistakes: tuple[MistakeName, ...] = ()
 
 
 def cases(
@@ -87,7 +87,7 @@ def cases(
     groups: bool = True,
     in_flight: int = 1,
     coalesced: bool = False,
-    mistakes: Sequence[str] = (),
+    mistakes: Sequence[MistakeName] = (),
 ) -> SearchStrategy[Case]:
     """Cases of one operation each, or of some in flight at once.
 
@@ -197,7 +197,7 @@ def _dtype_name(dtype: Any) -> str:
     return OBJECT if dtype == OBJECT else str(parse_dtype(dtype).name)
 
 
-def _mistakes(choices: _Choices, mistakes: Sequence[str]) -> tuple[str, ...]:
+def _mistakes(choices: _Choices, mistakes: Sequence[MistakeName]) -> tuple[MistakeName, ...]:
     """The checked mistakes; each must be possible in a kind of the choices."""
     names = several("mistakes", mistakes, "['root', 'length']") if mistakes else []
     for name in names:
@@ -212,7 +212,7 @@ def _mistakes(choices: _Choices, mistakes: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _mistaken_calls(choices: _Choices, mistake: str) -> list[tuple[str, str]]:
+def _mistaken_calls(choices: _Choices, mistake: MistakeName) -> list[tuple[str, str]]:
     """Kinds and dtypes in which every rank can see a mistake."""
     kinds = [kind for kind in choices.kinds if kind in MISTAKES[mistake].kinds]
     dtypes = [dtype for dtype in choices.dtypes if dtype != OBJECT]

@@ -19,9 +19,10 @@ from simcoll.core.plan import INPUT, OUTPUT, Plan
 from simcoll.core.reduction import REDUCTIONS, parse_dtype, parse_reduction
 from simcoll.core.reference import exact_inputs, expected_outputs
 from simcoll.core.schedule import Schedule
+from simcoll.core.vocabulary import PairReduction
 from simcoll.errors import ConfigError, nearest
 from simcoll.testing.object_values import OBJECT, object_values
-from simcoll.testing.wrong_calls import MISTAKES, undefined_reduction
+from simcoll.testing.wrong_calls import MISTAKES, MistakeName, undefined_reduction
 
 __all__ = ["MEMORIES", "MOST_ROUNDED", "VALUES", "Case", "CaseOperation", "legal_totals"]
 
@@ -99,7 +100,7 @@ class CaseOperation:
     seed: int = 0
     tag: int = 0
     asynchronous: bool = False
-    mistake: str = ""
+    mistake: MistakeName | Literal[""] = ""
 
     def __post_init__(self) -> None:
         for name, choices in (("memory", MEMORIES), ("values", VALUES)):
@@ -341,7 +342,7 @@ def _averages(operation: CaseOperation) -> Iterator[list[Array | None]]:
                 yield [None if a is None else (a * wide.type(1 / n)).astype(dtype) for a in totals]
 
 
-def _orders(op: str, summands: list[Array]) -> Iterator[Array]:
+def _orders(op: PairReduction, summands: list[Array]) -> Iterator[Array]:
     """The reduction in every bracketing of every order; two values commute."""
     if len(summands) == 1:
         yield summands[0]

@@ -13,7 +13,7 @@ from simcoll.testing.collective_cases import Case, legal_outputs
 from simcoll.testing.object_values import equal_elements
 from simcoll.testing.rank_calls import RankOutcome, Target, callers, refused_operations
 from simcoll.testing.rank_runners import Runner, ThreadRunner
-from simcoll.testing.wrong_calls import MISTAKES
+from simcoll.testing.wrong_calls import MISTAKES, Mistake
 
 __all__ = ["assert_collective", "case_faults"]
 
@@ -103,7 +103,8 @@ def case_faults(
         if index in refused:
             continue
         if operation.mistake:
-            yield from _missing_errors(case, index, outcomes)
+            mistake = MISTAKES[operation.mistake]
+            yield from _missing_errors(case, index, mistake, outcomes)
             continue
         results = legal_outputs(operation)
         for position, rank in enumerate(operation.ranks):
@@ -122,11 +123,10 @@ def case_faults(
 
 
 def _missing_errors(
-    case: Case, index: int, outcomes: Sequence[RankOutcome | None]
+    case: Case, index: int, mistake: Mistake, outcomes: Sequence[RankOutcome | None]
 ) -> Iterator[str]:
     """The ranks on which a wrong call has not raised, or has raised something else."""
     operation = case.operations[index]
-    mistake = MISTAKES[operation.mistake]
     due = " or ".join(mistake.errors)
     for rank in sorted(callers(operation)):
         outcome = outcomes[rank]

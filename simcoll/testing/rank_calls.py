@@ -7,15 +7,16 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from simcoll.arrays import Array
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError
-from simcoll.testing.collective_cases import Case, CaseOperation, output_size
+from simcoll.testing.collective_cases import Case, CaseOperation, Memory, output_size
 from simcoll.testing.object_values import OBJECT, image
-from simcoll.testing.wrong_calls import RaisedError, other_dtype, undefined_reduction
+from simcoll.testing.wrong_calls import MistakeName, RaisedError, other_dtype, undefined_reduction
 
 __all__ = [
     "Implementation",
@@ -84,7 +85,7 @@ class RankCall:
     output: Array | None
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> CollectiveKind:
         """Kind of the collective, such as ``all_reduce``."""
         return self.operation.collective.kind
 
@@ -118,7 +119,7 @@ class RankCall:
         return self.operation.dtype == OBJECT
 
     @property
-    def mistake(self) -> str:
+    def mistake(self) -> MistakeName | Literal[""]:
         """What is wrong with the call, of :data:`~simcoll.testing.wrong_calls.MISTAKES`, or
         nothing.
         """
@@ -254,7 +255,7 @@ def leave(instance: Any) -> None:
 class GuardedBuffer:
     """Elements in memory of one of several layouts, with guards around and between them."""
 
-    def __init__(self, size: int, dtype: np.dtype[Any], memory: str) -> None:
+    def __init__(self, size: int, dtype: np.dtype[Any], memory: Memory) -> None:
         step = 2 if memory == "strided" else 1
         begin = 1 if memory == "offset" else 4  # elements: whole lines of 16 bytes, or not
         span = slice(begin, begin + size * step, step)
@@ -300,14 +301,14 @@ class Buffers:
         if operation.mistake == "length":
             self._truncate(collective.kind)
 
-    def _truncate(self, kind: str) -> None:
+    def _truncate(self, kind: CollectiveKind) -> None:
         """Take an element from the buffer that has a block for each rank."""
         if kind == "all_gather" and self.output is not None:
             self.output = self.output[:-1]
         elif self.input is not None and self.original is not None:
             self.input, self.original = self.input[:-1], self.original[:-1]
 
-    def _buffer(self, size: int, dtype: np.dtype[Any], memory: str) -> Array:
+    def _buffer(self, size: int, dtype: np.dtype[Any], memory: Memory) -> Array:
         buffer = GuardedBuffer(size, dtype, memory)
         self.guarded.append(buffer)
         return buffer.values

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-__all__ = ["MISTAKES", "Mistake", "RaisedError", "other_dtype", "undefined_reduction"]
+from simcoll.core.vocabulary import CollectiveKind
+
+__all__ = [
+    "MISTAKES",
+    "Mistake",
+    "MistakeName",
+    "RaisedError",
+    "other_dtype",
+    "undefined_reduction",
+]
 
 REFUSAL = ("ValueError", "RuntimeError")
 TYPE_REFUSAL = ("TypeError", *REFUSAL)
-BLOCKS = ("all_gather", "reduce_scatter", "all_to_all")
+BLOCKS: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter", "all_to_all")
 """Collectives in which every rank passes a buffer of several blocks."""
 
 
@@ -27,11 +37,13 @@ class Mistake:
     """
 
     text: str
-    kinds: tuple[str, ...]
+    kinds: tuple[CollectiveKind, ...]
     errors: tuple[str, ...]
 
 
-MISTAKES = {
+MistakeName: TypeAlias = Literal["root", "peer", "length", "dtype", "reduction"]
+
+MISTAKES: dict[MistakeName, Mistake] = {
     "root": Mistake(
         "a root outside of the group", ("broadcast", "reduce", "gather", "scatter"), REFUSAL
     ),

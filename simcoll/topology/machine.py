@@ -4,19 +4,30 @@ between them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints
-from simcoll.core.vocabulary import Connection
+from simcoll.core.vocabulary import Connection, Fabric, GpuGeneration
+from simcoll.errors import ConfigError, nearest
 from simcoll.topology.components import lowest_in_component
 from simcoll.topology.graph import LINK_KINDS, Topology
 
-__all__ = ["FABRICS", "GENERATIONS", "TRAIT_VALUES", "Machine", "beyond_pcie", "machine"]
+__all__ = [
+    "FABRICS",
+    "GENERATIONS",
+    "TRAIT_VALUES",
+    "Machine",
+    "beyond_pcie",
+    "fabric_of",
+    "machine",
+]
 
-FABRICS = {
+FABRICS: dict[Fabric, str] = {
     "ib": "InfiniBand",
     "roce": "RDMA over Converged Ethernet, on ConnectX, Thor or Pollara NICs",
     "efa-p4": "AWS Elastic Fabric Adapter of the P4 instances",
@@ -28,7 +39,7 @@ FABRICS = {
     "tcpxo": "Google GPUDirect-TCPXO (a3-megagpu)",
     "socket": "TCP sockets through host memory",
 }
-GENERATIONS = {
+GENERATIONS: dict[GpuGeneration, str] = {
     "volta": "V100; NCCL counts Turing, such as RTX 2080 Ti, here too",
     "ampere": "A100; also Ada, such as L40S",
     "hopper": "H100, H200, GH200",
@@ -45,6 +56,7 @@ TRAIT_VALUES = {
 
 NEARLY = 1.05
 """Ratio of rates below which a NIC fits its slot."""
+Word = TypeVar("Word", bound=str)
 _UNLIMITED = np.iinfo(np.int64).max
 _NVLINK, _PCIE, _NET = (LINK_KINDS.index(kind) for kind in ("nvlink", "pcie", "net"))
 
@@ -88,10 +100,10 @@ class Machine:
         them all.
     """
 
-    generation: str
+    generation: GpuGeneration | Literal[""]
     gpu: str
     cpu: str
-    fabric: str
+    fabric: Fabric | Literal[""]
     switch_reduce: bool
     domain_ranks: tuple[int, ...]
     inside: Connection
@@ -137,10 +149,10 @@ def machine(topology: Topology) -> Machine:
     link_name, gpu_uBps = _inside(topology, domain)
     nics, nic_uBps = _outside(topology, domain)
     return Machine(
-        generation=traits.get("generation", ""),
+        generation=_word(traits, "generation", GENERATIONS) or "",
         gpu=traits.get("gpu", ""),
         cpu=traits.get("cpu", ""),
-        fabric=traits.get("fabric", ""),
+        fabric=fabric_of(traits),
         switch_reduce=bool(set(reducing) - {"sharp"}),
         domain_ranks=tuple(np.bincount(domain).tolist()),
         inside=link_name,
@@ -153,6 +165,26 @@ def machine(topology: Topology) -> Machine:
         else 0,
         through_cpu=link_name == "pcie" and _pass_cpu(topology, domain),
     )
+
+
+def _word(traits: Mapping[str, str], name: str, words: Iterable[Word]) -> Word | None:
+    """A trait with a fixed choice of values."""
+    text = traits.get(name, "")
+    for word in words:
+        if word == text:
+            return word
+    if text:
+        raise ConfigError(f"unknown {name} {text!r:.80}; {nearest(text, words)}")
+    return None
+
+
+def fabric_of(traits: Mapping[str, str]) -> Fabric | Literal[""]:
+    """The network between the nodes of a topology, by its traits; empty if they state none.
+
+    >>> fabric_of({"fabric": "roce"})
+    'roce'
+    """
+    return _word(traits, "fabric", FABRICS) or ""
 
 
 def _domains(topology: Topology) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from simcoll.topology.values import count
 
 __all__ = ["ORDERS", "place"]
 
-ORDERS = ("compact", "round_robin", "random", "explicit")
+PlacementOrder: TypeAlias = Literal["compact", "round_robin", "random", "explicit"]
+ORDERS: tuple[PlacementOrder, ...] = ("compact", "round_robin", "random", "explicit")
 PLACEMENT = 3
 """Purpose that separates this hash from those of routes."""
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from simcoll.core.vocabulary import Evidence
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.files.paths import shipped_files
 from simcoll.files.reader_arguments import Content, content_of
@@ -20,6 +21,7 @@ from simcoll.files.sourced import FactSchema
 from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
 from simcoll.notebook_forms import shows_facts
+from simcoll.training.parallel import AttentionKernel
 from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS, parse_rate, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ __all__ = [
 MAX_FILE_BYTES = 2**20
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
 """Bytes of an element, by data type."""
-EVIDENCE = {
+EVIDENCE: dict[Evidence, str] = {
     "measured": "a kernel was measured on this GPU",
     "steps": "published steps of this GPU imply it",
     "data sheet": "its maker states it",
@@ -47,7 +49,7 @@ EVIDENCE = {
     "assumed": "carried over from another family, or a guess",
 }
 """What a number of a GPU file rests on."""
-LOWEST = "lowest"
+LOWEST: Literal["lowest"] = "lowest"
 """The evidence of a rate that a file lacks: the lowest measured share of any GPU."""
 
 
@@ -148,7 +150,7 @@ class KernelRate:
     value: float
     low: float
     high: float
-    evidence: str
+    evidence: Evidence | Literal["unstated", "lowest"]
     source: str
 
 
@@ -189,7 +191,7 @@ class Gpu:
     description: str
     values: Mapping[str, float]
     sources: Mapping[str, str]
-    evidence: Mapping[str, str] = field(default_factory=dict)
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
     def facts(self) -> list[tuple[str, object]]:
         """Name and value of what a reader sees."""
@@ -233,12 +235,14 @@ class Gpu:
         """
         return self.rate(f"gemm.{dtype}", dtype).value * self.sustained
 
-    def attention(self, dtype: str, *, backward: bool = False, kernel: str = "fused") -> float:
+    def attention(
+        self, dtype: str, *, backward: bool = False, kernel: AttentionKernel = "fused"
+    ) -> float:
         """FLOP/s of fused attention of a 16-bit type in training."""
         place = self.attention_place(kernel, backward=backward)
         return self.rate(place, dtype).value * self.sustained
 
-    def attention_place(self, kernel: str, *, backward: bool) -> str:
+    def attention_place(self, kernel: AttentionKernel, *, backward: bool) -> str:
         """Where the rate of fused attention stands: that of FlashAttention-2 if it was measured
         apart and is asked for.
 
@@ -282,8 +286,9 @@ class Gpu:
         """
         if place in self.values:
             value = self.values[place]
-            evidence = self.evidence.get(place, "unstated")
-            return KernelRate(place, value, value, value, evidence, self.sources.get(place, ""))
+            stated = self.evidence.get(place)
+            source = self.sources.get(place, "")
+            return KernelRate(place, value, value, value, stated or "unstated", source)
         table, _, name = place.partition(".")
         twin = f"{table}.{_SAME_UNITS.get(name, '')}"
         if twin in self.values:
@@ -447,7 +452,12 @@ def parse_gpu(content: Content, file: str) -> Gpu:
             f"expected text, got {shown(description)}", file=file, path="$.description"
         )
     values, sources = _FACTS.read(document, file)
-    evidence = _FACTS.evidence_of(document, file)
+    evidence = {
+        place: word
+        for place, text in _FACTS.evidence_of(document, file).items()
+        for word in EVIDENCE
+        if word == text
+    }
     for needed in ("memory.size", "memory.bandwidth"):
         if needed not in values:
             raise ConfigError("missing", file=file, path=f"$.{needed}")

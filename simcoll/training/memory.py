@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.training.gpu import DTYPE_BYTES
-from simcoll.training.parallel import Parallel, layers_of_chunks
+from simcoll.training.parallel import Parallel, Recomputation, layers_of_chunks
 from simcoll.training.transformer import Model, linears
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _stage_parameters(model: Model, parallel: Parallel, stage: int) -> tuple[int
     return dense, experts
 
 
-def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None) -> int:
+def activation_bytes(design: Design, *, moe: bool, recompute: Recomputation | None = None) -> int:
     """Bytes that the forward pass of one layer stores on one GPU for one micro-batch.
 
     Parameters

@@ -14,6 +14,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from simcoll.training.gpu import DTYPE_BYTES, Gpu
+from simcoll.training.parallel import AttentionKernel
 from simcoll.training.step_calibration import StepCalibration
 from simcoll.units import FS_PER_SECOND
 
@@ -142,7 +143,7 @@ class Roofline:
         *,
         width: float = WIDE_HEAD,
         backward: bool = False,
-        kernel: str = "fused",
+        kernel: AttentionKernel = "fused",
     ) -> float:
         """Time of fused attention; ``shape``: sequences, heads, queries, keys, widths of keys and
         of values; ``width``: of a head.

@@ -25,6 +25,7 @@ GradientType: TypeAlias = Literal["fp32", "bf16", "fp16"]
 GatheredType: TypeAlias = Literal["bf16", "fp8"]
 Dispatch: TypeAlias = Literal["copies", "once"]
 CapturedGraphs: TypeAlias = Literal["none", "layer", "step"]
+SendOverlap: TypeAlias = Literal["always", "never", "alternate"]
 GradientBuckets: TypeAlias = Literal["layer", "chunk", "aligned"]
 Offload: TypeAlias = Literal["weights", "activations", "optimizer"]
 LossKernel: TypeAlias = Literal["fused", "plain"]
@@ -290,7 +291,7 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return "optimizer" if self.shard == "parameters" and keeps else self.shard
 
     @property
-    def sends_overlap(self) -> str:
+    def sends_overlap(self) -> SendOverlap:
         """When sends between stages overlap computation: ``"always"``, ``"never"``, or while passes
         ``"alternate"``.
         """

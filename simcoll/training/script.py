@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from simcoll.core.vocabulary import CollectiveKind, PassKind, PipelineSchedule, Sharding
-from simcoll.training.parallel import layers_of_chunks
+from simcoll.training.parallel import GradientBuckets, SendOverlap, layers_of_chunks
 from simcoll.training.pipeline import PipelineTurn, stage_order
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ScriptShape:
     layers: tuple[tuple[tuple[int, ...], ...], ...]
     micro_batches: int
     schedule: PipelineSchedule
-    sends_overlap: str
+    sends_overlap: SendOverlap
     overlap_dp: bool
     shard: Sharding
     copies: bool
@@ -57,7 +57,7 @@ class ScriptShape:
     replicas: bool
     tied: bool
     offload: tuple[str, ...] = ()
-    buckets: str = "layer"
+    buckets: GradientBuckets = "layer"
     pairs: bool = False
 
     @property

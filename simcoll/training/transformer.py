@@ -223,6 +223,22 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 LayerPart: TypeAlias = Literal["attention", "mlp", "router", "expert"]
+LinearName: TypeAlias = Literal[
+    "queries down",
+    "queries up",
+    "queries",
+    "keys and values down",
+    "keys and values up",
+    "qkv",
+    "attention out",
+    "mlp up",
+    "mlp down",
+    "router",
+    "shared up",
+    "shared down",
+    "expert up",
+    "expert down",
+]
 SplitSize: TypeAlias = Literal["outputs", "inputs", ""]
 
 
@@ -241,7 +257,7 @@ class Linear:
         The size that tensor parallelism divides: ``"outputs"``, ``"inputs"``, or ``""`` for none.
     """
 
-    name: str
+    name: LinearName
     part: LayerPart
     inputs: int
     outputs: int

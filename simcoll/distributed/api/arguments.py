@@ -12,7 +12,7 @@ import numpy as np
 from simcoll.arrays import Array
 from simcoll.core.array_views import array_on
 from simcoll.core.reduction import Reduction
-from simcoll.core.vocabulary import CollectiveKind
+from simcoll.core.vocabulary import CollectiveKind, ReductionName
 from simcoll.distributed.api.groups import rank_in_group
 from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import CollectiveCall
@@ -151,7 +151,7 @@ def _call_on(
     kind: CollectiveKind,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
-    op: str | None,
+    op: ReductionName | None,
     root: int | None,
     size: int | None,
 ) -> CollectiveCall:

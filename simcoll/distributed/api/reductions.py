@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from simcoll.core.reduction import Reduction
+from simcoll.core.reduction import NAMES, Reduction
+from simcoll.core.vocabulary import ReductionName
 from simcoll.errors import nearest
 
 __all__ = [
@@ -17,7 +18,7 @@ __all__ = [
 ]
 
 _COMPLEX = ("SUM", "AVG", "PREMUL_SUM")
-_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+_NAMES: dict[str, ReductionName] = {name.upper(): name for name in NAMES}
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -52,7 +53,7 @@ class ReduceOp:
             raise ValueError(f"unknown ReduceOp {name!r}; {nearest(str(name), _NAMES)}")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "factor", factor)
-        object.__setattr__(self, "reduction", Reduction(name.lower(), factor))
+        object.__setattr__(self, "reduction", Reduction(_NAMES[name], factor))
 
     def __reduce__(self) -> tuple[type[ReduceOp], tuple[str, float | None]]:
         return ReduceOp, (self.name, self.factor)

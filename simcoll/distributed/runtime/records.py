@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from simcoll.arrays import Array
+from simcoll.core.vocabulary import OperationState
 
 Described = tuple[tuple[tuple[int, ...], str], ...]
 
@@ -247,7 +248,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 
     def fields(self) -> dict[str, Any]:
         """The entry in PyTorch's field names; times in nanoseconds of the emulated clock."""
-        state = (
+        state: OperationState = (
             "completed"
             if self.completed_fs >= 0
             else "started"

@@ -12,6 +12,7 @@ from simcoll.core.plan import INPUT, OUTPUT, Plan, PlanStep
 from simcoll.core.reduction import combine
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.core.switches import switch_groups
+from simcoll.core.vocabulary import PairReduction
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class BufferPlace:
         source: Array,
         target: Array,
         staged: bool,
-        op: str,
+        op: PairReduction,
         reduce: bool,
         wire: WireFormat | None = None,
     ) -> None:
@@ -77,7 +78,7 @@ class FoldedPlace(BufferPlace):
         source: Array,
         target: Array,
         staged: bool,
-        op: str,
+        op: PairReduction,
         reduce: bool,
         wire: WireFormat | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from simcoll.core.collective import Collective
 from simcoll.core.rank_program import OPS, Instruction, Lane, RankProgram
 from simcoll.core.schedule import Layout
-from simcoll.core.vocabulary import CollectiveKind
+from simcoll.core.vocabulary import CollectiveKind, InstructionName
 from simcoll.errors import ConfigError, ScheduleError, nearest, shown
 from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import read_file
@@ -49,7 +49,7 @@ _KINDS: dict[str, CollectiveKind | None] = {
     "scatter": "scatter",
     **dict.fromkeys(("custom", "alltoallv", "send", "recv")),
 }
-_TYPES = {
+_TYPES: dict[str, InstructionName] = {
     "s": "send",
     "r": "recv",
     "rcs": "recv_copy_send",

@@ -14,6 +14,7 @@ from simcoll.libraries.nccl.search_settings import search_settings
 from simcoll.topology import Topology
 from simcoll.topology.capability import compute_capability
 from simcoll.topology.host_tree import nics_of
+from simcoll.topology.machine import fabric_of
 
 __all__ = [
     "MAX_CHANNELS",
@@ -134,7 +135,7 @@ def communicator_on(
 
 def settings_on(topology: Topology, environment: Environment) -> Settings:
     """The settings of NCCL's search for graphs on a topology under its variables."""
-    host, fabric = topology.host, topology.traits.get("fabric", "")
+    host, fabric = topology.host, fabric_of(topology.traits)
     ports = [port.number for nic in nics_of(host) for port in nic.ports] if host else []
     return search_settings(environment.transports, ports, fabric)
 

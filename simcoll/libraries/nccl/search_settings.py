@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from simcoll.core.vocabulary import Fabric
 from simcoll.libraries.nccl.device_paths import LOC, PathRules
 from simcoll.libraries.nccl.graph_search import Settings
 
@@ -17,7 +18,9 @@ __all__ = ["search_settings", "used_ports"]
 _DEVICE = re.compile(r"(.*?)(\d+)")
 
 
-def search_settings(transports: Transports, ports: Sequence[int], fabric: str = "") -> Settings:
+def search_settings(
+    transports: Transports, ports: Sequence[int], fabric: Fabric | Literal[""] = ""
+) -> Settings:
     """The settings of the search under variables; ``ports`` numbers the ports of a host.
 
     Examples
@@ -46,7 +49,9 @@ def search_settings(transports: Transports, ports: Sequence[int], fabric: str = 
     )
 
 
-def used_ports(transports: Transports, ports: Sequence[int], fabric: str = "") -> tuple[int, ...]:
+def used_ports(
+    transports: Transports, ports: Sequence[int], fabric: Fabric | Literal[""] = ""
+) -> tuple[int, ...]:
     """The ports that ``NCCL_IB_HCA`` leaves, ``mlx5_<number>`` each, or as many as
     ``NCCL_SOCKET_IFNAME`` names for sockets; all where that would be none.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.files.strict import read_start
@@ -110,7 +110,7 @@ class Compared:
         return self.prediction.time_fs / self.row.time_fs
 
     @property
-    def within(self) -> str:
+    def within(self) -> Literal["50%", "90%", "outside"]:
         """The interval of the prediction that the measured time is in: ``"50%"`` or ``"90%"``;
         ``"outside"`` if in neither.
         """

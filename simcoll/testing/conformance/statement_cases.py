@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any
 
 from simcoll.core.collective import KINDS, Collective, collective_kind
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.testing.collective_cases import MOST_ROUNDED, Case, CaseOperation
 from simcoll.testing.object_values import OBJECT
+from simcoll.testing.wrong_calls import MistakeName
 
 __all__ = ["CASES"]
 
@@ -29,7 +31,7 @@ SEEDS = (0, 1)
 """Even and odd: adapters choose between equal calls of an interface by it."""
 
 
-def _operation(kind: str, n: int, counts: Any = 3, **options: Any) -> CaseOperation:
+def _operation(kind: CollectiveKind, n: int, counts: Any = 3, **options: Any) -> CaseOperation:
     """An operation of all ranks."""
     definition = {
         name: options.pop(name) for name in ("root", "pairs", "in_place") if name in options
@@ -38,31 +40,33 @@ def _operation(kind: str, n: int, counts: Any = 3, **options: Any) -> CaseOperat
     return CaseOperation(Collective(kind, len(ranks), **definition), ranks, counts, **options)
 
 
-def _case(kind: str, n: int, counts: Any = 3, **options: Any) -> Case:
+def _case(kind: CollectiveKind, n: int, counts: Any = 3, **options: Any) -> Case:
     """A case of one operation of all ranks."""
     return Case(n, (_operation(kind, n, counts, **options),))
 
 
-def _sizes(kind: str, n: int, **options: Any) -> Iterator[Case]:
+def _sizes(kind: CollectiveKind, n: int, **options: Any) -> Iterator[Case]:
     """Awkward sizes, and a large one."""
     for count in (1, 0, n - 1, n + 1, 37, 4099):
         for seed in SEEDS:
             yield _case(kind, n, count, seed=seed, **options)
 
 
-def _dtypes(kind: str, n: int, dtypes: tuple[str, ...], **options: Any) -> Iterator[Case]:
+def _dtypes(
+    kind: CollectiveKind, n: int, dtypes: tuple[str, ...], **options: Any
+) -> Iterator[Case]:
     for dtype in dtypes:
         for seed in SEEDS:
             yield _case(kind, n, dtype=dtype, seed=seed, **options)
 
 
-def _roots(kind: str, n: int) -> Iterator[Case]:
+def _roots(kind: CollectiveKind, n: int) -> Iterator[Case]:
     for root in range(n):
         yield _case(kind, n, root=root, in_place=False)
         yield _case(kind, n, root=root, in_place=True)
 
 
-def _groups(kind: str, n: int) -> Iterator[Case]:
+def _groups(kind: CollectiveKind, n: int) -> Iterator[Case]:
     """Groups of some ranks, in the order of the world."""
     for ranks in {(0,), (n - 1,), tuple(range(n - 1)), tuple(range(1, n))}:
         if ranks:
@@ -70,18 +74,18 @@ def _groups(kind: str, n: int) -> Iterator[Case]:
                 yield _case(kind, n, ranks=ranks, seed=seed)
 
 
-def _reverse_groups(kind: str, n: int) -> Iterator[Case]:
+def _reverse_groups(kind: CollectiveKind, n: int) -> Iterator[Case]:
     """A group whose order is not that of the world."""
     for seed in SEEDS:
         yield _case(kind, n, ranks=tuple(reversed(range(n))), seed=seed)
 
 
-def _in_place(kind: str, n: int) -> Iterator[Case]:
+def _in_place(kind: CollectiveKind, n: int) -> Iterator[Case]:
     for seed in SEEDS:
         yield _case(kind, n, in_place=True, seed=seed)
 
 
-def _uneven_blocks(kind: str, n: int) -> Iterator[Case]:
+def _uneven_blocks(kind: CollectiveKind, n: int) -> Iterator[Case]:
     """Blocks of different sizes, also none."""
     sizes = tuple((3 * rank) % 5 for rank in range(n))
     counts: Any = sizes
@@ -91,13 +95,15 @@ def _uneven_blocks(kind: str, n: int) -> Iterator[Case]:
         yield _case(kind, n, counts, seed=seed)
 
 
-def _strided_memory(kind: str, n: int) -> Iterator[Case]:
+def _strided_memory(kind: CollectiveKind, n: int) -> Iterator[Case]:
     for seed in SEEDS:
         for count in (3, 37):
             yield _case(kind, n, count, memory="strided", seed=seed, dtype="float32")
 
 
-def _form(kind: str, n: int, seed: int, dtypes: tuple[str, ...] = ("int32",)) -> Iterator[Case]:
+def _form(
+    kind: CollectiveKind, n: int, seed: int, dtypes: tuple[str, ...] = ("int32",)
+) -> Iterator[Case]:
     """One of two equal calls of an interface, chosen by the seed."""
     for count in (1, 5, 37):
         for dtype in dtypes:
@@ -119,7 +125,7 @@ def _messages(n: int, *tags: int, reverse: bool = False, **options: Any) -> Iter
     yield Case(n, operations, reverse_waits=reverse)
 
 
-def _several(kind: str, n: int, *, reverse: bool) -> Iterator[Case]:
+def _several(kind: CollectiveKind, n: int, *, reverse: bool) -> Iterator[Case]:
     """Several asynchronous operations of one group."""
     operations = tuple(_operation(kind, n, seed=seed, asynchronous=True) for seed in range(4))
     yield Case(n, operations, reverse_waits=reverse)
@@ -169,7 +175,9 @@ def _asynchronous(n: int) -> Iterator[Case]:
         yield replace(case, operations=(replace(case.operations[0], asynchronous=True),))
 
 
-def _wrong(mistake: str, kind: str, n: int, seed: int, **options: Any) -> Iterator[Case]:
+def _wrong(
+    mistake: MistakeName, kind: CollectiveKind, n: int, seed: int, **options: Any
+) -> Iterator[Case]:
     """A wrong call, and a right one behind it."""
     wrong = _operation(kind, n, mistake=mistake, seed=seed, **options)
     yield Case(n, (wrong, replace(wrong, mistake="", seed=seed + 2)))
@@ -188,13 +196,13 @@ def _undefined_reductions(n: int) -> Iterator[Case]:
             yield from _wrong("reduction", kind, n, 0, dtype=dtype)
 
 
-def _wrong_blocks(kind: str, n: int) -> Iterator[Case]:
+def _wrong_blocks(kind: CollectiveKind, n: int) -> Iterator[Case]:
     """The call that has no counts, which an odd seed chooses."""
-    for mistake in ("length", "dtype"):
-        yield from _wrong(mistake, kind, n, 1)
+    yield from _wrong("length", kind, n, 1)
+    yield from _wrong("dtype", kind, n, 1)
 
 
-def _objects(kind: str, n: int) -> Iterator[Case]:
+def _objects(kind: CollectiveKind, n: int) -> Iterator[Case]:
     """Python objects, one and several for each rank, from every root."""
     roots = range(n) if KINDS[collective_kind(kind)].rooted else (None,)
     for root in roots:
@@ -236,7 +244,7 @@ BITWISE = (
     "bxor",
 )
 
-_OF_A_KIND: dict[str, tuple[Callable[[str, int], Iterator[Case]], str]] = {
+_OF_A_KIND: dict[str, tuple[Callable[[CollectiveKind, int], Iterator[Case]], CollectiveKind]] = {
     "GR-08": (_reverse_groups, "all_gather"),
     "BC-01": (_sizes, "broadcast"),
     "AR-01": (_sizes, "all_reduce"),

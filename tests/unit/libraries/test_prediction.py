@@ -111,7 +111,7 @@ def test_fewer_ranks():
             "all_reduce",
             8,
             replace(TWO, traits={**TWO.traits, "fabric": "tcpxx"}),
-            "no numbers for fabric 'tcpxx'",
+            "unknown fabric 'tcpxx'; did you mean 'tcpx'",
         ),
     ],
 )
