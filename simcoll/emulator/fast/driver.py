@@ -62,8 +62,12 @@ __all__ = ["StepMachine"]
 
 RULES = {RECORDS: RECORD, WAITS: WAIT}
 """The rule of all slots of a step, by the role of the step; default by its FIFO depth."""
-AHEAD_ROWS, AHEAD_STEPS = 2048, 256
-"""Limits of loading ahead, so that one call of the loops is worth its cost."""
+AHEAD_ROWS, AHEAD_STEPS = 512, 256
+"""Limits of loading ahead, so that one call of the loops is worth its cost. More rows crowd the
+caches: with 64, 512, 2,048 and 8,192 rows a ring of 64 ranks takes 1.7, 2.1, 3.6 and 8.0 ms, one of
+256 with jitter 47, 43, 40 and 42 ms, a pairwise exchange of 256 41, 39, 37 and 39 ms. From 64 steps
+on, chains of 1,000 pieces take the same time.
+"""
 
 ROWS_TO_COPY = 64
 """Steps of fewer rows on average are filled in one go: a copy into a slice of its own costs a

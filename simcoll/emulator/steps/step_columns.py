@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from simcoll.arrays import Array, Ints
 from simcoll.core.facts import FactStore
 from simcoll.core.folds import in_fold_order
+from simcoll.core.immutable import SLIM_ROWS
 from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Repeat, Schedule, Step
 from simcoll.core.step import spread
@@ -45,8 +46,6 @@ UNROLLED_ROWS = 1 << 14
 """Up to this number of rows, iterations that differ in their payloads are kept one by one."""
 REMEMBERED_ROWS = 1 << 19
 """Up to this number of rows, steps are remembered with the schedule; beyond, only their counts."""
-SLIM_ROWS = 1 << 16
-"""From this number of rows on, columns are stored as one value if it is the only one."""
 FEW_FILLED = 8
 """Transfers are looked up by their filled chunks where these are fewer by this factor. A run with
 as many as half or as few as a thirtieth of its chunks filled takes the same time either way, within
