@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
-__all__ = ["CAUSES", "SlowCause", "cause_on"]
+__all__ = ["CAUSES", "CauseName", "SlowCause", "cause_on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,37 @@ class SlowCause:
         return self.repair or self.check
 
 
-CAUSES = {
+CauseName: TypeAlias = Literal[
+    "sockets",
+    "few_nics",
+    "no_gpudirect",
+    "host_memory",
+    "acs",
+    "pcie",
+    "slow_link",
+    "spine",
+    "shared",
+    "congestion",
+    "network_latency",
+    "no_p2p",
+    "through_network",
+    "few_nvlinks",
+    "nvls_off",
+    "few_channels",
+    "few_threads",
+    "small_buffers",
+    "protocol",
+    "algorithm",
+    "launch",
+    "one_process",
+    "plugin",
+    "port_error",
+    "host_settings",
+    "cold",
+]
+"""Causes of slow collectives, the keys of :data:`CAUSES`."""
+
+CAUSES: dict[CauseName, SlowCause] = {
     "sockets": SlowCause(
         "TCP sockets instead of RDMA",
         "NCCL_DEBUG=INFO, then grep 'Using network' and 'NET/IB'",
@@ -198,7 +229,7 @@ CAUSES = {
 }
 """All causes by name."""
 
-_ON_AMD = {
+_ON_AMD: dict[CauseName, SlowCause] = {
     "no_gpudirect": replace(
         CAUSES["no_gpudirect"],
         check="NCCL_DEBUG=INFO, then grep 'via NET'; grep PCI_P2PDMA /boot/config-$(uname -r)",
@@ -231,7 +262,7 @@ _ON_AMD = {
 """Causes whose words or commands are others on AMD's GPUs."""
 
 
-def cause_on(name: str, library: str) -> SlowCause:
+def cause_on(name: CauseName, library: str) -> SlowCause:
     """A cause in the words of the GPUs that a library is for.
 
     >>> cause_on("few_nvlinks", "rccl").title

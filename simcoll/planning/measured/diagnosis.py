@@ -14,7 +14,7 @@ from simcoll.formats.logs.nccl_tuning import Chosen
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment
 from simcoll.libraries.prediction import Prediction
-from simcoll.planning.measured.causes import CAUSES, cause_on
+from simcoll.planning.measured.causes import CAUSES, CauseName, cause_on
 from simcoll.planning.measured.comparison import (
     CORRUPT,
     Compared,
@@ -65,7 +65,7 @@ _OPEN_ENDED = {
 """Causes that often cost more than the model says, with what is known of them."""
 _UNSURE = ("no_p2p", "no_gpudirect", "through_network", "few_threads", "few_nics")
 """Causes that slow a machine down even where the model sees no effect."""
-_OF_RDMA = ("few_nics", "no_gpudirect", "acs", "pcie", "sockets")
+_OF_RDMA: tuple[CauseName, ...] = ("few_nics", "no_gpudirect", "acs", "pcie", "sockets")
 """Causes that TCP sockets leave no room for."""
 
 
@@ -136,7 +136,7 @@ class TableDiagnosis:
     library: str = "nccl"
 
     @property
-    def causes(self) -> tuple[str, ...]:
+    def causes(self) -> tuple[CauseName, ...]:
         """Names of the causes, in order, each once."""
         return tuple(dict.fromkeys(cause for entry in self.explanations for cause in entry.causes))
 

@@ -22,7 +22,7 @@ from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import MOST_LAUNCH_FS, WARM_UP, Series, fit_series
 from simcoll.libraries.prediction import formula_times, predict
-from simcoll.planning.measured.causes import CAUSES, cause_on
+from simcoll.planning.measured.causes import CAUSES, CauseName, cause_on
 from simcoll.planning.measured.comparison import Compared, Setting
 from simcoll.planning.measured.variants import (
     SLOW_HOST_GBPS,
@@ -112,7 +112,7 @@ class PhysicalChange:
         Whether the library does not know of it, and chooses as on a sound machine.
     """
 
-    causes: tuple[str, ...]
+    causes: tuple[CauseName, ...]
     claim: str
     setting: Setting
     calibration: Calibration
@@ -190,7 +190,7 @@ class Explanation:
         What to do next; empty: the check of the first cause.
     """
 
-    causes: tuple[str, ...]
+    causes: tuple[CauseName, ...]
     claim: str
     effect: str
     evidence: tuple[str, ...] = ()
@@ -259,8 +259,8 @@ def explanations(
     setting: Setting,
     rows: Sequence[Compared],
     calibration: Calibration | None = None,
-    against: Mapping[str, str] | None = None,
-    support: Mapping[str, str] | None = None,
+    against: Mapping[CauseName, str] | None = None,
+    support: Mapping[CauseName, str] | None = None,
     limit: int = 3,
 ) -> tuple[list[Explanation], str]:
     """The changes that explain most, in order, and a line on what remains unexplained.
@@ -411,7 +411,9 @@ def _cliff_explanation(
     last = sizes[sizes.index(cliff) - 1]
     rates = [bus_rate(setting, size, times[size][0]) for size in (last, cliff)]
     several = machine_of(setting.topology).domains > 1
-    causes = ("congestion", "slow_link", "shared") if several else ("slow_link", "shared")
+    causes: tuple[CauseName, ...] = ("slow_link", "shared")
+    if several:
+        causes = ("congestion", *causes)
     title = CAUSES["congestion"].title if several else "a fault of links or memory under load"
     below_text, above_text = (
         _range_text([size for size in sizes if (size < cliff) == is_below], times)
@@ -489,8 +491,8 @@ def bus_rate(setting: Setting, size: int, time_fs: int) -> float:
 def _best_changes(
     changes: _TableChanges,
     part: Sequence[int],
-    against: Mapping[str, str],
-    support: Mapping[str, str],
+    against: Mapping[CauseName, str],
+    support: Mapping[CauseName, str],
 ) -> list[tuple[PhysicalChange, Effect]]:
     """The changes that explain half of the difference in a range, the best of each first cause."""
     sizes = sample_sizes(part)
@@ -534,7 +536,7 @@ def _tests(
     return tests
 
 
-def _score(candidate: PhysicalChange, effect: Effect, support: Mapping[str, str]) -> float:
+def _score(candidate: PhysicalChange, effect: Effect, support: Mapping[CauseName, str]) -> float:
     supported = any(cause in support for cause in candidate.causes)
     return 1 - effect.share + candidate.rarity - (10.0 if supported else 0.0)
 
@@ -646,7 +648,7 @@ def _explanation(
     part: Sequence[int],
     sizes: Sequence[int],
     setting: Setting,
-    support: Mapping[str, str],
+    support: Mapping[CauseName, str],
 ) -> Explanation:
     scope = "" if len(part) == len(sizes) else f" from {_sizes_text(part)}"
     evidence = [f"for it: {support[cause]}" for cause in candidate.causes if cause in support]
@@ -703,6 +705,9 @@ SEEN_ELSEWHERE = 0.25
 """How much likelier a rate is that reports have than the best of several shares."""
 
 
+NO_GPUDIRECT: tuple[CauseName, ...] = ("no_gpudirect", "host_memory")
+
+
 def _network_candidates(
     setting: Setting, base: Calibration, even: Fraction | None
 ) -> Iterator[PhysicalChange]:
@@ -716,17 +721,14 @@ def _network_candidates(
     gdr = CAUSES["no_gpudirect"].title
     if uses_host_memory(setting):
         claim = f"host memory at {SLOW_HOST_GBPS} GB/s a NIC"
-        causes = ["no_gpudirect", "host_memory"]
         slow = slow_host_memory(setting)
-        yield PhysicalChange(tuple(causes), claim, slow, base, -SEEN_ELSEWHERE, unseen=True)
+        yield PhysicalChange(NO_GPUDIRECT, claim, slow, base, -SEEN_ELSEWHERE, unseen=True)
     else:
         yield PhysicalChange(("no_gpudirect",), gdr, no_gpudirect(setting), base, 0.15)
     for share in _SHARES:
-        causes = [
-            "slow_link",
-            *(["spine"] if facts.domains > 2 else []),
-            *("acs", "pcie", "no_gpudirect", "shared"),
-        ]
+        causes: list[CauseName] = ["slow_link", "acs", "pcie", "no_gpudirect", "shared"]
+        if facts.domains > 2:
+            causes.insert(1, "spine")
         if share > Fraction(1, 2):  # 16 of 24 GB/s remain across a CPU
             causes = ["pcie", *(cause for cause in causes if cause != "pcie")]
         claim = f"the network at {_SHARE_NAMES.get(share, f'{float(share):.2g}')} of its rate"
@@ -810,9 +812,8 @@ def _fitted_candidates(
     if fitted.launch_fs >= 0.95 * MOST_LAUNCH_FS:  # the end of what a fit admits
         fitted, rarity = Calibration(launch_fs=_offset_fs(times, part)), 0.3
     if 10**9 < fitted.launch_fs < MOST_OFFSET_FS:
-        cause = "launch"
         claim = _launch(fitted.launch_fs)
-        yield PhysicalChange((cause, "one_process"), claim, setting, _sum(base, fitted), rarity)
+        yield PhysicalChange(("launch", "one_process"), claim, setting, _sum(base, fitted), rarity)
     if several:
         fitted = fit_series([series], ("fabric_latency",))
         if 10**9 < fitted.fabric_latency_fs < MOST_HOP_FS:

@@ -15,7 +15,7 @@ from fractions import Fraction
 from simcoll.formats.logs.nccl_tuning import Chosen
 from simcoll.formats.logs.run_facts import RunFact, RunFacts
 from simcoll.libraries.prediction import formula_time
-from simcoll.planning.measured.causes import CAUSES
+from simcoll.planning.measured.causes import CAUSES, CauseName
 from simcoll.planning.measured.comparison import Compared, Setting
 from simcoll.planning.measured.log_variables import (
     FALSE,
@@ -59,7 +59,7 @@ class LogCause:
         Applies it to a setting; None where the model has no such parameter.
     """
 
-    cause: str
+    cause: CauseName
     claim: str
     source: str
     change: Change | None
@@ -135,7 +135,7 @@ def channel_causes(setting: Setting, causes: Sequence[LogCause]) -> list[LogCaus
 
 def choice_evidence(
     rows: Sequence[Compared], choices: Sequence[Chosen]
-) -> tuple[dict[str, str], dict[str, str]]:
+) -> tuple[dict[CauseName, str], dict[CauseName, str]]:
     """What NCCL's own choices in a log say for another algorithm or protocol, and against it."""
     names = {
         (choice.collective, choice.size_bytes): (choice.algorithm, choice.protocol)
@@ -146,8 +146,10 @@ def choice_evidence(
         for row in rows
         if (key := (row.prediction.collective, row.row.size_bytes)) in names
     }
-    support, against = {}, {}
-    for place, cause in enumerate(("algorithm", "protocol")):
+    support: dict[CauseName, str] = {}
+    against: dict[CauseName, str] = {}
+    places: tuple[CauseName, ...] = ("algorithm", "protocol")
+    for place, cause in enumerate(places):
         differing = Counter(
             choice[place]
             for choice, predicted in compared.values()
@@ -161,9 +163,10 @@ def choice_evidence(
     return support, against
 
 
-def excluded_causes(setting: Setting) -> dict[str, str]:
+def excluded_causes(setting: Setting) -> dict[CauseName, str]:
     """Causes that the log rules out, with what it says."""
-    facts, out = setting.table.facts, {}
+    facts = setting.table.facts
+    out: dict[CauseName, str] = {}
     ways = facts.values("transport")
     networks = facts.values("network")
     if any(name.startswith(("IB", "AWS", "Libfabric", "FasTrak", "RDMA")) for name in networks):
@@ -445,7 +448,7 @@ def _node_facts(setting: Setting, facts: RunFacts) -> Iterator[LogCause]:
             yield LogCause("nvls_off", CAUSES["nvls_off"].title, _source(fact), _without_nvls)
 
 
-_WARNINGS: Mapping[str, str] = {
+_WARNINGS: Mapping[str, CauseName] = {
     r"NUMA auto balancing|numa_balancing": "host_settings",
     r"iommu=pt|IOMMU": "host_settings",
     r"\bACS\b": "acs",
