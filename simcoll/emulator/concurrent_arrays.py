@@ -4,15 +4,17 @@ installed: what :mod:`simcoll.emulator.fast.concurrent_flows` does for flows of 
 SimPy spends microseconds on each of the flows whose rate an event changes, a quarter of all. Here
 an event is some array operations for each *round*, and some for all flows at once.
 
-**Rounds.** The links of a component are the first links of flows, or the second ones, and a flow
-crosses one of each. So a link takes nothing from those of its own side: all links of a side whose
-share is below the lowest share of the other one are frozen together. What precedes each round is
-kept, and an event continues with the first one that it can change; see the other module for why.
+**Rounds.** The links of a component are the first links of flows, *up*, or the second ones, *down*,
+and a flow crosses one of each. So a link takes nothing from those of its own side: all links of a
+side whose share is below the lowest share of the other one are frozen together, and only the shares
+of the other side change. What precedes each round is kept, and an event continues with the first
+one that it can change; see the other module for why.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,78 +28,122 @@ __all__ = ["play_arrays"]
 
 SPARE, PENDING = range(2)
 MOST_LINKS = 2048
-"""Links of a component, all pairs of which are in memory, three times over: 100 MB at most."""
+"""Links of a component, all pairs of which are in memory, three times over: 50 MB at most."""
 CHECKED_EVERY = 64
 """Events after which the sum of the rates on each link is compared with its capacity."""
+NEVER = 2**64 - 1
+"""The key of a link that is not to be frozen: it has its level, or no flow without a rate."""
+ONE = np.array(1, np.uint64)  # numpy takes twice as long for a Python integer
+
+
+class _Side:
+    """The links of one side, and behind the last one that for no link.
+
+    ``state``, [rounds of the other side + 1, 2, links], is what the flows of a link without a rate
+    share, and their number, before the first of these rounds and after each; ``version`` is the
+    current one. The ``key`` of a link is its share less one, unsigned, and ``signed`` the same:
+    numpy divides by 0 to 0, so that links without such flows have the highest key. ``leveled`` has
+    all bits where a link has its level. ``crossing`` counts the flows between a link and each of
+    the other side. The last ``level`` is that of flows that have not begun, or have ended.
+    """
+
+    def __init__(self, capacity: Ints, opposite: int) -> None:
+        links = len(capacity)
+        self.version = 0
+        self.state = np.zeros((opposite + 1, 2, links + 1), np.int64)
+        self.state[0, SPARE, :-1] = capacity
+        self.key = np.zeros(links + 1, np.uint64)
+        self.signed = self.key.view(np.int64)
+        self.leveled = np.append(np.zeros(links, np.uint64), np.uint64(NEVER))
+        self.crossing = np.zeros((links + 1, opposite + 1), np.int64)
+        self.level = np.append(np.full(links + 1, UNLIMITED), 0)
+
+    def divide(self) -> None:
+        """Find the keys of the current state."""
+        spare, pending = self.state[self.version]
+        np.floor_divide(spare, pending, out=self.signed)
+        np.subtract(self.key, ONE, out=self.key)
+        np.bitwise_or(self.key, self.leveled, out=self.key)
 
 
 class _Rounds:
-    """The links of a component, and the rounds of the last event.
+    """The rounds of the last event: the side and links that each froze, and its highest level."""
 
-    ``state``, [rounds + 1, 2, links + 1], is what precedes each round: what the flows of a link
-    without a rate share, and their number, at most 0 if the link has its level. The last column is
-    for no link. ``highest`` is the highest level of each round.
-    """
-
-    def __init__(self, capacity: Ints, sides: int) -> None:
-        links = len(capacity)
+    def __init__(self, sides: tuple[_Side, _Side]) -> None:
         self.sides = sides
-        self.state = np.zeros((links + 1, 2, links + 1), np.int64)
-        self.state[0, SPARE, :-1] = capacity
-        self.crossing = np.zeros((links + 1, links + 1), np.int64)
-        self.level = np.full(links + 1, UNLIMITED)
-        self.frozen: list[Ints] = []
+        self.frozen: list[tuple[_Side, Ints]] = []
         self.highest: list[int] = []
+        self.weights = np.ones((2, max(len(side.key) for side in sides)), np.int64)
 
-    def count_unchanged_rounds(self, gained: Ints, lowest_rate: int) -> int:
+    def count(self, ends: Ints, change: int) -> list[Ints]:
+        """Count flows that begin (1) or have ended (-1); return the change of all links."""
+        up, down = self.sides
+        changes = [np.zeros(len(side.key), np.int64) for side in self.sides]
+        for uplink, downlink in ends.T.tolist():  # mostly a single flow
+            up.crossing[uplink, downlink] += change
+            down.crossing[downlink, uplink] += change
+            changes[0][uplink] += change
+            changes[1][downlink] += change
+        return changes
+
+    def count_unchanged_rounds(self, gained: Sequence[Ints], lowest_rate: int) -> int:
         """The number of the first rounds that flows that end, and new ones, leave as they are;
         ``gained`` counts the new ones on each link, and ``lowest_rate`` is that of those that end.
         """
         turns = bisect_left(self.highest, lowest_rate)
-        links = np.flatnonzero(gained[:-1])
-        for turn in range(turns if len(links) else 0):
-            spare, pending = self.state[turn][:, links]
-            share = spare // (np.maximum(pending, 0) + gained[links])
-            if (share <= self.highest[turn]).any():
-                return turn
+        for side, flows in zip(self.sides, gained, strict=True):
+            links = flows[:-1].nonzero()[0]
+            if turns and len(links):
+                opposite = [frozen is not side for frozen, _ in self.frozen[: turns - 1]]
+                state = side.state[np.cumsum([0, *opposite])]
+                share = state[:, SPARE, links] // (state[:, PENDING, links] + flows[links])
+                changed = (share <= np.array(self.highest[:turns])[:, None]).any(axis=1)
+                turns = int(changed.argmax()) if changed.any() else turns
         return turns
 
-    def fill(self, turns: int, change: Ints) -> bool:
-        """Repeat the rounds behind the first ``turns``, with another number of flows on each link;
-        return whether every link leaves something to its flows.
+    def fill(self, turns: int, gained: Sequence[Ints], lost: Sequence[Ints]) -> None:
+        """Repeat the rounds behind the first ``turns``, with another number of flows on each
+        link.
         """
-        for links in self.frozen[turns:]:
-            self.level[links] = UNLIMITED
+        up, down = self.sides
+        for side, links in self.frozen[turns:]:
+            side.level[links] = UNLIMITED
+            side.leveled[links] = 0
+            (down if side is up else up).version -= 1
         del self.frozen[turns:], self.highest[turns:]
-        self.state[: turns + 1, PENDING] += change
-        self.state[: turns + 1, PENDING, -1] = 0
-        share = np.empty_like(self.level)
+        for side, gain, loss in zip(self.sides, gained, lost, strict=True):
+            side.state[: side.version + 1, PENDING] += gain + loss
+            side.divide()
         while True:
-            spare, pending = state = self.state[turns]
-            share.fill(UNLIMITED)
-            np.floor_divide(spare, pending, out=share, where=pending > 0)
-            lowest, links = self._next(share)
-            if lowest == UNLIMITED or lowest <= 0:
-                return lowest > 0
-            level = share[links]
-            rates = np.ones((2, len(links)), np.int64)
-            rates[SPARE] = level
-            turns += 1
-            np.subtract(state, rates @ self.crossing[links], out=self.state[turns])
-            self.state[turns, PENDING, links] = 0
-            self.level[links] = level
-            self.frozen.append(links)
-            self.highest.append(max(level.tolist()))
+            uplink, downlink = up.key.argmin(), down.key.argmin()
+            lowest, lowest_down = up.key.item(uplink), down.key.item(downlink)
+            if lowest < lowest_down:
+                links = (up.key < down.key[downlink, ...]).nonzero()[0]
+                self._freeze(up, down, links, up.signed[links])
+            elif lowest_down < lowest:
+                links = (down.key < up.key[uplink, ...]).nonzero()[0]
+                self._freeze(down, up, links, down.signed[links])
+            elif lowest == NEVER:
+                return
+            else:
+                equal = [(side.key == lowest).nonzero()[0] for side in self.sides]
+                self._freeze(up, down, equal[0], up.signed[equal[0]])
+                self._freeze(down, up, equal[1], np.full(len(equal[1]), lowest))
 
-    def _next(self, share: Ints) -> tuple[int, Ints]:
-        """The lowest share, and the links of the next round."""
-        sides, minimum = self.sides, np.minimum.reduce  # `min` costs another microsecond
-        low, high = minimum(share[:sides]), minimum(share[sides:])
-        if low < high:
-            return int(low), (share[:sides] < high).nonzero()[0]
-        if high < low:
-            return int(high), sides + (share[sides:] < low).nonzero()[0]
-        return int(low), (share == low).nonzero()[0]
+    def _freeze(self, side: _Side, opposite: _Side, links: Ints, key: Ints) -> None:
+        """Level links of a side, and take their rates from those of the opposite one."""
+        weights = self.weights[:, : len(links)]
+        level = weights[SPARE]
+        np.add(key, 1, out=level)
+        side.level[links] = level
+        side.key[links] = side.leveled[links] = NEVER
+        self.frozen.append((side, links))
+        self.highest.append(level.item(level.argmax()))
+        rates = np.dot(weights, side.crossing.take(links, axis=0))
+        opposite.version += 1
+        state, version = opposite.state, opposite.version
+        np.subtract(state[version - 1], rates, out=state[version])
+        opposite.divide()
 
 
 class _Rates(NamedTuple):
@@ -111,7 +157,7 @@ class _Rates(NamedTuple):
 
 def play_arrays(columns: Shorts, wire: Ints, start_fs: Ints, capacity: Ints) -> Ints | None:
     """When each flow of a component ends; ``None`` if a flow crosses more than two links, a link is
-    the first of some flows and the second of others, or leaves nothing to a flow, a flow ends
+    the first of some flows and the second of others, or may leave nothing to a flow, a flow ends
     beyond the clock, or there are too many links.
 
     ``columns`` are the links of each flow, padded with the number of links.
@@ -120,61 +166,68 @@ def play_arrays(columns: Shorts, wire: Ints, start_fs: Ints, capacity: Ints) -> 
     if sided is None:
         return None
     ends, rounds = sided
-    flows, links = len(wire), len(capacity)
+    up, down = rounds.sides
+    flows = len(wire)
     rates = _Rates(
         wire.astype(np.float64),
         np.zeros(flows, np.int64),
         np.zeros(flows, np.int64),
         np.full(flows, UNLIMITED),
     )
-    begun, order = np.zeros(flows, np.bool_), np.argsort(start_fs, kind="stable")
+    limits = np.array([np.full(flows, len(up.key)), ends[1]])  # the level there is 0
+    order = np.argsort(start_fs, kind="stable")
     starts = start_fs[order]
     next_flow = events = gone = 0
     end_fs = np.zeros(flows, np.int64)
-    while gone < flows:
-        now_fs = int(rates.end_fs.min())
-        if next_flow < flows:
-            now_fs = min(now_fs, int(starts[next_flow]))
-        if now_fs == UNLIMITED:
-            return None
-        ended = np.flatnonzero(rates.end_fs == now_fs)
-        behind = int(np.searchsorted(starts, now_fs, side="right"))
-        begins, next_flow = order[next_flow:behind], behind
-        end_fs[ended], rates.end_fs[ended] = now_fs, UNLIMITED
-        gone += len(ended)
-        begun[ended], begun[begins] = False, True
-        gained, lost = (
-            np.bincount(ends[:, rows].ravel(), minlength=links + 1) for rows in (begins, ended)
-        )
-        for rows, change in ((begins, 1), (ended, -1)):
-            np.add.at(rounds.crossing, tuple(ends[:, rows]), change)
-            np.add.at(rounds.crossing, tuple(ends[::-1, rows]), change)
-        lowest = int(rates.rate[ended].min(initial=UNLIMITED))
-        if not rounds.fill(rounds.count_unchanged_rounds(gained, lowest), gained - lost):
-            return None
-        if not _change(rates, np.where(begun, rounds.level[ends].min(axis=0), 0), now_fs):
-            return None
-        events += 1
-        if events % CHECKED_EVERY == 1:
-            _check_capacity(ends, rates.rate, rounds.state[0, SPARE])
+    with np.errstate(divide="ignore"):
+        while gone < flows:
+            now_fs = rates.end_fs.item(rates.end_fs.argmin())
+            if next_flow < flows:
+                now_fs = min(now_fs, starts.item(next_flow))
+            if now_fs == UNLIMITED:
+                return None
+            ended = (rates.end_fs == now_fs).nonzero()[0]
+            behind = int(starts.searchsorted(now_fs, side="right"))
+            begins = order[next_flow:behind]
+            next_flow = behind
+            end_fs[ended] = now_fs
+            rates.end_fs[ended] = UNLIMITED
+            gone += len(ended)
+            limits[0, ended] = len(up.key)
+            limits[0, begins] = ends[0, begins]
+            gained = rounds.count(ends[:, begins], 1)
+            lost = rounds.count(ends[:, ended], -1)
+            lowest = int(rates.rate[ended].min(initial=UNLIMITED))
+            unchanged = rounds.count_unchanged_rounds(gained, lowest)
+            rounds.fill(unchanged, gained, lost)
+            rate = np.minimum(up.level.take(limits[0]), down.level.take(limits[1]))
+            if not _change(rates, rate, now_fs):
+                return None
+            events += 1
+            if events % CHECKED_EVERY == 1:
+                _check_capacity(ends, rates.rate, rounds)
     return end_fs
 
 
 def _by_side(columns: Shorts, capacity: Ints) -> tuple[Ints, _Rounds] | None:
-    """Both links of each flow, [2, flows], in numbers by side, and the links themselves."""
+    """Both links of each flow, [2, flows], in numbers of their sides, and the links themselves."""
     links = len(capacity)
     if columns.shape[1] > 2 or links > MOST_LINKS:
         return None
     hops = np.full((2, len(columns)), links)
     hops[: columns.shape[1]] = columns.T
     is_second = np.bincount(hops[1], minlength=links + 1)[:-1] > 0
-    if is_second[hops[0]].any():
+    flows_on = np.bincount(hops.ravel(), minlength=links + 1)[:-1]
+    if is_second[hops[0]].any() or (capacity < flows_on).any():
         return None
-    order = np.argsort(is_second, kind="stable")
-    number = np.full(links + 1, links)
-    number[order] = np.arange(links)
+    up = np.flatnonzero(~is_second)
+    down = np.flatnonzero(is_second)
+    number = np.full(links + 1, len(down))  # for no link, the last of the second side
+    number[up] = np.arange(len(up))
+    number[down] = np.arange(len(down))
     ends: Ints = number[hops]
-    return ends, _Rounds(capacity[order], int((~is_second).sum()))
+    sides = _Side(capacity[up], len(down)), _Side(capacity[down], len(up))
+    return ends, _Rounds(sides)
 
 
 def _change(rates: _Rates, rate: Ints, now_fs: int) -> bool:
@@ -194,10 +247,10 @@ def _change(rates: _Rates, rate: Ints, now_fs: int) -> bool:
     return not bool((late & (old == 0)).any())
 
 
-def _check_capacity(ends: Ints, rate: Ints, capacity: Ints) -> None:
+def _check_capacity(ends: Ints, rate: Ints, rounds: _Rounds) -> None:
     """Compare the rates on each link with its capacity."""
-    used = np.zeros(len(capacity), np.int64)
-    for side in ends:
-        np.add.at(used, side, rate)
-    if (used[:-1] > capacity[:-1]).any():
-        raise InternalError("a link carries more than its capacity")
+    for side, hops in zip(rounds.sides, ends, strict=True):
+        used = np.zeros(len(side.key), np.int64)
+        np.add.at(used, hops, rate)
+        if (used[:-1] > side.state[0, SPARE, :-1]).any():
+            raise InternalError("a link carries more than its capacity")
