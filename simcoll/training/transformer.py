@@ -332,4 +332,11 @@ def shipped_model(name: str) -> Model:
 
 def _document(path: Path) -> tuple[dict[str, Any], str]:
     document = parse_toml(path.read_bytes(), path.name)
-    return document, str(document.pop("source"))
+    source = document.pop("source", None)
+    if not isinstance(source, str) or not source.strip():
+        raise ConfigError(
+            f"expected the publication of its sizes, as text, got {shown(source)}",
+            file=path.name,
+            path="$.source",
+        )
+    return document, source

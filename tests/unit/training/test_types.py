@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from simcoll.errors import ConfigError
+from simcoll.training import transformer
 from simcoll.training.design import design_from, load_design
 from simcoll.training.gpu import DTYPE_BYTES, EVIDENCE, load_gpu, parse_gpu, shipped_gpus
 from simcoll.training.hugging_face import model_from_hf
@@ -68,6 +69,15 @@ def test_models_have_the_parameters_that_their_publishers_say(name):
     model = shipped_model(name)
     assert model.parameters / 1e9 == pytest.approx(total, rel=0.005)
     assert model.active_parameters / 1e9 == pytest.approx(active, rel=0.005)
+
+
+@pytest.mark.parametrize("line", ["", "source = ''", "source = 2407.21783"])
+def test_a_model_without_a_source_is_refused(line, tmp_path, monkeypatch):
+    path = tmp_path / "nameless.toml"
+    path.write_text(f"{line}\nlayers = 2\nhidden = 64\nheads = 2\nvocabulary = 100\n")
+    monkeypatch.setattr(transformer, "shipped_files", lambda _: {"nameless": path})
+    with pytest.raises(ConfigError, match=r"nameless.toml: \$.source: expected the publication"):
+        shipped_models()
 
 
 def test_hugging_face_configurations(tmp_path):
