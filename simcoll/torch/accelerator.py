@@ -20,6 +20,7 @@ from torch import distributed
 
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.errors import ConfigError
+from simcoll.torch.callers import is_pytorch
 from simcoll.torch.cuda_hardware import hardware_replacements
 from simcoll.torch.cuda_memory import GpuProperties, MemoryQueries
 from simcoll.torch.cuda_streams import (
@@ -46,8 +47,6 @@ __all__ = [
     "device_number",
 ]
 
-_TORCH = str(Path(torch.__file__).parent)
-_TESTS = str(Path(torch.__file__).parent / "testing")
 _REFUSED = (
     "ExternalStream",
     "CUDAGraph",
@@ -95,17 +94,16 @@ _TENSOR_TYPES = (
 def _in_programs(
     standard: Callable[..., Any], replacement: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """A function that is another one for callers outside PyTorch, which itself computes on the CPU;
-    its tests are programs.
+    """A function that is another one for callers outside PyTorch, which itself computes on the
+    CPU.
     """
 
     @functools.wraps(standard)
     def function(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_code.co_filename
-        internal = caller.startswith(_TORCH) and not caller.startswith(_TESTS)
-        return (standard if internal or current_thread_or_none() is None else replacement)(
-            *args, **kwargs
-        )
+        return (
+            standard if is_pytorch(caller) or current_thread_or_none() is None else replacement
+        )(*args, **kwargs)
 
     return function
 

@@ -14,7 +14,6 @@ import math
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -29,6 +28,7 @@ from simcoll.distributed.runtime.records import program_starts
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.start.spawning import compute
 from simcoll.torch.buffer_races import Flights
+from simcoll.torch.callers import is_pytorch
 from simcoll.torch.compilation import CompiledCalls
 from simcoll.torch.cuda_memory import Shortage, fit_shape, out_of_memory, shortage_of
 from simcoll.torch.fake_keys import UNSEEN
@@ -55,7 +55,6 @@ __all__ = [
     "watched_program",
 ]
 
-_TORCH = str(Path(torch.__file__).parent)
 _COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
 _PLAIN = frozenset((torch.Tensor, FakeTensor, torch.nn.Parameter))
 _DEVICE_OF, _META = torch.ops.prim.device.default, torch.device("meta")
@@ -277,7 +276,7 @@ def _fit_shape(memory: TensorMemory, func: Any, args: Any, kwargs: Any) -> None:
 
 def _called_by_torch() -> bool:
     """Whether PyTorch calls a replaced method."""
-    return sys._getframe(3).f_code.co_filename.startswith(_TORCH)  # past the replacement
+    return is_pytorch(sys._getframe(3).f_code.co_filename)  # past the replacement
 
 
 def _is_composite(func: Any) -> bool:
@@ -568,7 +567,7 @@ def _entered_by_torch() -> bool:
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename == contextlib.__file__:
         frame = frame.f_back
-    return frame.f_code.co_filename.startswith(_TORCH)
+    return is_pytorch(frame.f_code.co_filename)
 
 
 def _current_watch() -> Watched | None:

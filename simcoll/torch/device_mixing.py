@@ -18,18 +18,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from simcoll.torch.callers import TORCH, is_pytorch
 from simcoll.torch.places import HOST, Places
 from simcoll.torch.rank_threads import RankThread
 
 __all__ = ["DeviceMixing"]
 
-_TORCH = Path(torch.__file__).parent
 _PASSING = tuple(
-    str(_TORCH / name)
+    str(Path(TORCH, name))
     for name in ("overrides.py", "functional.py", "_tensor.py", "_VF.py", "nn/functional.py")
 )
 """Files that pass a call of a program, or of a module, on to an operator."""
-_MODULES, _LOSSES = str(_TORCH / "nn" / "modules"), str(_TORCH / "nn" / "modules" / "loss.py")
+_MODULES = str(Path(TORCH, "nn", "modules"))
+_LOSSES = str(Path(_MODULES, "loss.py"))
 _REFUSAL = "Expected all tensors to be on the same device"
 
 
@@ -78,7 +79,7 @@ class DeviceMixing:
         ``fully_shard`` does, so that of a module's call only what it is given counts.
         """
         file = frame.f_code.co_filename
-        if not file.startswith(str(_TORCH)) or file == _LOSSES:
+        if not is_pytorch(file) or file == _LOSSES:
             return True
         return file.startswith(_MODULES) and bool(args) and self._places.get(args[0]) == HOST
 

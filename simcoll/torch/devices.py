@@ -15,11 +15,11 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import _tensor_str, distributed
 from torch.autograd import graph
 from torch.distributed import device_mesh, distributed_c10d, fsdp
 from torch.distributed.fsdp import _init_utils
@@ -27,7 +27,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map_only
 
 from simcoll.torch.accelerator import (
     GeneratorsOfNode,
@@ -35,18 +35,25 @@ from simcoll.torch.accelerator import (
     device_number,
 )
 from simcoll.torch.accepted_versions import RELEASE
+from simcoll.torch.callers import is_program, is_pytorch
 from simcoll.torch.cuda_hardware import CudaGenerator
 from simcoll.torch.device_mixing import DeviceMixing
 from simcoll.torch.places import HOST, Places, has_storage
 from simcoll.torch.process_group import SimcollGroup
 from simcoll.torch.rank_threads import RankThread, current_thread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks, in_ranks
+from simcoll.torch.tensor_devices import (
+    GpuMeshName,
+    device_query,
+    tensor_device_replacements,
+)
 
 __all__ = ["CudaIsCpu", "add_nccl_options", "device_replacements"]
 
 _CPU = torch.device("cpu")
 _CHECK = "_check_module_states_for_sync_module_states"
 _TO_DEVICE = "_move_states_to_device"
+_GETTER = type(torch.Tensor.dtype.__get__)
 _MOVES = (torch.Tensor.to, torch._C._nn._parse_to)
 
 
@@ -68,7 +75,7 @@ def _to_cpu(device: Any) -> Any:
     return _CPU
 
 
-_HERE, _TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
+_HERE = str(Path(__file__).parent)
 _FACTORIES = frozenset(
     getattr(torch, name)
     for name in (
@@ -102,6 +109,14 @@ class CudaIsCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a PyTorch function with CUDA devices mapped to the CPU."""
         kwargs = kwargs or {}
+        query = device_query(func, args, sys._getframe(1))
+        if query is not None and not kwargs and len(args) == 1:
+            return query()
+        if type(func) is _GETTER and len(args) == 1:
+            result = func(*args)
+            if isinstance(result, torch.Tensor):
+                self.places.note(result, self.places.get(args[0]))
+            return result
         if func is torch.Tensor.cuda:
             device = args[1] if args[1:] else kwargs.get("device")
             place = _place("cuda" if device is None else device)
@@ -109,7 +124,7 @@ class CudaIsCpu(TorchFunctionMode):
         if func is torch.Tensor.cpu:
             return self._move(args[0], HOST)
         if func is torch.Tensor.pin_memory:
-            return self._pin(args[0], by_program=not _caller().startswith(_TORCH))
+            return self._pin(args[0], by_program=not is_pytorch(_caller()))
         if func is torch.Tensor.is_pinned:
             return self.places.in_pinned_memory(args[0])
         if func is torch.Tensor.copy_ and len(args) > 1:
@@ -139,7 +154,9 @@ class CudaIsCpu(TorchFunctionMode):
                 *map(_to_cpu, args[position : position + 1]),
                 *args[position + 1 :],
             )
-        place = _place(device)
+        named = place = _place(device)
+        if place is None and device == _CPU and self._means_host(func, sys._getframe(1)):
+            place = HOST
         by_default = device is None and func in _FACTORIES and not _caller().startswith(_HERE)
         if func is torch._C._nn._parse_to:
             self.places.of_module = place
@@ -149,27 +166,42 @@ class CudaIsCpu(TorchFunctionMode):
                 self.places.forget_host(args[0])
         if func is torch.Tensor.to and place is not None:
             wait = not _is_asynchronous(args[2:], kwargs)
-            return self._move(args[0], place, lambda: func(*args, **kwargs), wait=wait)
+            return self._move(
+                args[0], place, lambda: func(*args, **kwargs), wait=wait, named=named is not None
+            )
         if self.places.gpus and self.places.differ((*args, *kwargs.values())):
             self.mixing.check(func, args, kwargs)
-        self.places.making = HOST if pinned else self.places.by_default if by_default else place
+        self.places.making = HOST if pinned else self._default_place() if by_default else place
         try:
             result = func(*args, **kwargs)
         finally:
             self.places.making = None
         if isinstance(result, (torch.Tensor, tuple, list)) and result is not (args or [None])[0]:
-            by_name = pinned or (place == HOST and not _caller().startswith(_TORCH))
+            by_name = pinned or (named == HOST and not is_pytorch(_caller()))
             if device is None:
                 place = self.places.of_inputs(args)
                 if place is None and by_default:
-                    place = self.places.by_default
+                    place = self._default_place()
             self.places.note(result, HOST if pinned else place, offloaded=by_name, pinned=pinned)
         return result
 
+    def _default_place(self) -> int:
+        """Where tensors are made without a device."""
+        place = _place(self.places.default_device)
+        return HOST if place is None else place
+
+    def _means_host(self, func: Any, frame: FrameType) -> bool:
+        """Whether a call with the CPU as an object comes from the program, to which tensors on GPUs
+        tell their own device.
+        """
+        while func is torch._C._nn._parse_to and frame.f_code.co_filename.endswith(_MOVES_MODULES):
+            frame = frame.f_back or frame
+        return current_thread().process.uses_gpu() and is_program(frame.f_code.co_filename)
+
     def _implied_place(self, tensor: torch.Tensor, device: Any, caller: str) -> int | None:
-        """The place that a script means by another tensor, or by the CPU as an object, which may be
-        the device of a tensor on a GPU: modules go where their program says, offloaded tensors go
-        back, and ``fully_shard`` moves gradients to the host. None: nowhere.
+        """The place that a script means by another tensor, or PyTorch by the CPU as an object,
+        which may be the device of a tensor on a GPU: modules go where their program says, offloaded
+        tensors go back, and ``fully_shard`` moves gradients to the host. None: nowhere.
         """
         if isinstance(device, torch.Tensor) and self.places.get(device) is not None:
             return self.places.get(device)
@@ -188,14 +220,17 @@ class CudaIsCpu(TorchFunctionMode):
         call: Callable[[], torch.Tensor] | None = None,
         *,
         wait: bool = True,
+        named: bool = True,
     ) -> torch.Tensor:
-        """Move a tensor, or what ``call`` makes of it: a copy, if it is elsewhere, as on a GPU."""
+        """Move a tensor, or what ``call`` makes of it: a copy, if it is elsewhere, as on a GPU. One
+        that stays on the host is offloaded if the host is ``named``.
+        """
         holder = _with_storage(tensor)
         old, to_host = self.places.get(holder), place == HOST
         stays = old == place or (old is None and not to_host)
         if place is None or stays or not has_storage(holder) or holder.is_meta:
             result = tensor if call is None else call()
-            self.places.note(_with_storage(result), place, offloaded=to_host)
+            self.places.note(_with_storage(result), place, offloaded=to_host and named)
             return result
 
         def copy() -> torch.Tensor:
@@ -286,13 +321,15 @@ def _belongs_to_torch() -> bool:
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    return bool(frame.f_code.co_filename.startswith(_TORCH))
+    return is_pytorch(frame.f_code.co_filename)
 
 
 def _place(device: Any) -> int | None:
     """The place that a script means by a device; None where it says none, or the device of another
     tensor.
     """
+    if isinstance(device, GpuMeshName):
+        return int(torch.cuda.current_device())
     if _is_cuda(device) or _is_number(device):
         return device_number(device)
     return HOST if isinstance(device, str) and device == "cpu" else None
@@ -386,12 +423,9 @@ def _mesh(thread: RankThread, standard: Any, *args: Any, **kwargs: Any) -> Any:
     if not any(isinstance(name, str) and _is_cuda(name) for name in names):
         return standard(*args, **kwargs)
     if "device_type" in kwargs:
-        kwargs["device_type"] = str(kwargs["device_type"]).replace("cuda", "cpu")
-    places: Places | None = thread.process.places
-    selects = not (thread.process.selected_device or (places is not None and places.gpus))
-    result = standard(
-        *(arg.replace("cuda", "cpu") if isinstance(arg, str) else arg for arg in args), **kwargs
-    )
+        kwargs["device_type"] = _mesh_name(kwargs["device_type"])
+    selects = not thread.process.uses_gpu()
+    result = standard(*map(_mesh_name, args), **kwargs)
     if selects and distributed.get_backend() != "fake":
         local_rank = os.environ.get("LOCAL_RANK")
         if local_rank is None:
@@ -399,6 +433,15 @@ def _mesh(thread: RankThread, standard: Any, *args: Any, **kwargs: Any) -> Any:
         number = distributed.get_rank() if local_rank is None else int(local_rank)
         torch.cuda.set_device(number % torch.cuda.device_count())
     return result
+
+
+def _mesh_name(name: Any) -> Any:
+    """The name of the device type of a mesh of GPUs; anything else as it is."""
+    return (
+        GpuMeshName(name.replace("cuda", "cpu"))
+        if isinstance(name, str) and _is_cuda(name)
+        else name
+    )
 
 
 _NO_DEVICE = (
@@ -429,6 +472,7 @@ def _data_parallel(
         numbers = [device_number(device) for device in device_ids]
         output = numbers[0] if output_device is None else device_number(output_device)
         self._simulated_devices = numbers, output
+        self.device = torch.device("cuda", numbers[0])
 
 
 @for_ranks
@@ -437,8 +481,9 @@ def _data_parallel_inputs(
 ) -> Any:
     """The inputs of a forward pass, which ``DistributedDataParallel`` moves to its GPU."""
     if hasattr(self, "_simulated_devices") and thread.process.places is not None:
-        for value in tree_leaves((inputs, kwargs)):
-            thread.process.places.forget_host(value)
+        inputs, kwargs = tree_map_only(
+            torch.Tensor, lambda tensor: tensor.to(self.device), (inputs, kwargs)
+        )
     return standard(self, *inputs, **kwargs)
 
 
@@ -455,10 +500,12 @@ def _states_to_device(
 
 @for_ranks
 def _set_default_device(thread: RankThread, standard: Any, device: Any) -> None:
-    """Keep the device of tensors that are made without one, and use the CPU."""
+    """Keep the device of tensors that are made without one, for where no mode of it is active."""
     if thread.process.places is not None:
-        place = _place(device)
-        thread.process.places.by_default = HOST if place is None else place
+        default = _CPU if device is None else torch.device(device)
+        if _is_cuda(default):
+            device_number(default)
+        thread.process.places.default_device = default
     standard(_to_cpu(device))
 
 
@@ -575,6 +622,13 @@ def _backward(_thread: Any, standard: Callable[..., Any], *args: Any, **kwargs: 
 
 
 @for_ranks
+def _printed(_thread: Any, standard: Callable[..., str], *args: Any, **kwargs: Any) -> str:
+    """A printed tensor with its device, for which PyTorch asks without modes."""
+    with CudaIsCpu():
+        return standard(*args, **kwargs)
+
+
+@for_ranks
 def _saved_tensors_hooks(
     _thread: Any, standard: Any, self: Any, pack_hook: Any, unpack_hook: Any
 ) -> None:
@@ -593,20 +647,6 @@ def _saved_tensors_hooks(
         return call
 
     standard(self, with_devices(pack_hook), with_devices(unpack_hook))
-
-
-@for_ranks
-def _load(
-    _thread: Any, standard: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
-) -> Any:
-    """``torch.load`` of tensors saved from CUDA devices, to the CPU."""
-    if map_location is None or _is_cuda(map_location) or _is_number(map_location):
-        map_location = _CPU
-    elif isinstance(map_location, dict):
-        map_location = {
-            key: "cpu" if _is_cuda(value) else value for key, value in map_location.items()
-        }
-    return standard(f, map_location, *args, **kwargs)
 
 
 @for_ranks
@@ -665,6 +705,8 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     ]
     return [
         *accelerator_replacements(gpu),
+        *tensor_device_replacements(),
+        (_tensor_str, "_str_intern", _printed(_tensor_str._str_intern)),
         *(
             (owner, "init_device_mesh", _mesh(device_mesh.init_device_mesh))
             for owner in (device_mesh, distributed)
@@ -687,7 +729,6 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         ),
         (torch, "Generator", _Generator),
         (torch.cuda, "default_generators", GeneratorsOfNode()),
-        (torch, "load", _load(torch.load)),
         *((torch, name, _from_memory(getattr(torch, name))) for name in _OF_MEMORY),
         *(
             (owner, "new_subgroups", _subgroups(c10d.new_subgroups))

@@ -8,17 +8,16 @@ import traceback
 import warnings
 from pathlib import Path
 
-import torch
 import typing_extensions
 
 from simcoll.stopping import STOPPED
 from simcoll.terminal import printable_lines
+from simcoll.torch.callers import TORCH
 
 __all__ = ["is_of_rank", "is_of_run", "report_of", "status_of", "text_of"]
 
 _OURS = str(Path(__file__).parents[1])
-_TORCH = str(Path(torch.__file__).parent)
-_FOREIGN = (_OURS, _TORCH, threading.__file__)
+_FOREIGN = (_OURS, TORCH, threading.__file__)
 _DECORATORS = (typing_extensions.__file__, warnings.__file__)
 _MARK = "[rank"
 """Start of the note by which an error tells its rank."""
@@ -91,7 +90,7 @@ def _drop_foreign(summary: traceback.TracebackException) -> bool:
     last = frames.index(lines[-1]) if lines else -1
     # Where PyTorch raises, below a call of the program; not below one of ours.
     inner = list(itertools.takewhile(lambda frame: not _is_ours(frame), frames[last + 1 :]))
-    if inner and not _is_ours(frames[-1]) and inner[-1].filename.startswith(_TORCH):
+    if inner and not _is_ours(frames[-1]) and inner[-1].filename.startswith(TORCH):
         lines.append(inner[-1])
     summary.stack[:] = lines
     notes = getattr(summary, "__notes__", None)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from simcoll.torch.callers import TORCH, is_pytorch
 from simcoll.torch.places import HOST, place_of
 from simcoll.torch.rank_threads import RankThread
 
@@ -30,11 +31,13 @@ _DTYPES = frozenset(
 )
 _SCALED = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _BITWISE = ("BAND", "BOR", "BXOR")
-_TORCH = str(Path(torch.__file__).parent)
 _CALLS = (
     str(Path(__file__).parents[1]),
-    *(f"{_TORCH}/distributed/{name}.py" for name in ("distributed_c10d", "c10d_logger")),
-    f"{_TORCH}/overrides.py",
+    *(
+        str(Path(TORCH, "distributed", f"{name}.py"))
+        for name in ("distributed_c10d", "c10d_logger")
+    ),
+    TORCH + "overrides.py",
 )
 _LISTS = ("all_gather outputs", "reduce_scatter inputs")
 """Lists of tensors that PyTorch copies from or to one buffer, so they need not be contiguous."""
@@ -152,7 +155,7 @@ def _called_by_program() -> bool:
         if "object" in frame.f_code.co_name:  # which it moves itself
             return False
         frame = frame.f_back
-    return frame is not None and not frame.f_code.co_filename.startswith(_TORCH)
+    return frame is not None and not is_pytorch(frame.f_code.co_filename)
 
 
 def _is_contiguous(tensor: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from simcoll.torch.callers import TORCH
 from simcoll.torch.class_assignments import set_class_attribute, watch_classes
 from simcoll.torch.rank_threads import Process, current_thread_or_none
 
@@ -28,7 +29,7 @@ __all__ = ["OwnAssignments"]
 
 _SHARED_AUTHORS = (
     str(Path(__file__).parents[1]),
-    str(Path(torch.__file__).parent),
+    TORCH,
     "<frozen importlib",
 )
 _PROGRAMS = str(Path(torch.__file__).parent / "testing")

@@ -19,12 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from simcoll.torch.rank_threads import RankThread
 
-__all__ = ["HOST", "Places", "has_storage", "place_of"]
+__all__ = ["HOST", "PLAIN", "Places", "has_storage", "place_of"]
 
 HOST = -1
 """The place of tensors in host memory; those of GPUs are their numbers."""
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 class _StoragePlace(NamedTuple):
@@ -52,8 +52,8 @@ class Places:
         Where the script has last asked a module to move.
     gpus
         The GPUs on which tensors were placed.
-    by_default
-        Where tensors are made without a device.
+    default_device
+        The device of tensors that are made without one.
     making
         The place of what the call in progress makes; None: that of its inputs.
     """
@@ -68,7 +68,7 @@ class Places:
         self.offloaded = 0
         self.of_module: int | None = None
         self.gpus: set[int] = set()
-        self.by_default = HOST
+        self.default_device = torch.device("cpu")
         self.making: int | None = None
 
     def note(
@@ -79,21 +79,26 @@ class Places:
             for part in value:
                 self.note(part, place, offloaded=offloaded, pinned=pinned)
         elif place is not None and has_storage(value):
-            storage = value.untyped_storage()
-            address = storage._cdata
-            old = self._known.get(address)
-            if old is not None and place == old.place == HOST:
-                offloaded, pinned = offloaded or old.offloaded, pinned or old.pinned
-            was_offloaded = old is not None and old.offloaded
-            reference = weakref.ref(storage, self._forgetting(address)) if old is None else old[0]
-            self._known[address] = _StoragePlace(reference, place, offloaded, pinned)
-            if place != HOST:
-                self.gpus.add(place)
-            if offloaded != was_offloaded:
-                self.offloaded += 1 if offloaded else -1
-                self._moved(storage, offloaded)
-            if (place == HOST) != (old is not None and old.place == HOST):
-                self._count_place(storage, place == HOST)
+            self.note_storage(value.untyped_storage(), place, offloaded=offloaded, pinned=pinned)
+
+    def note_storage(
+        self, storage: Any, place: int, *, offloaded: bool = False, pinned: bool = False
+    ) -> None:
+        """Note the place of a storage."""
+        address = storage._cdata
+        old = self._known.get(address)
+        if old is not None and place == old.place == HOST:
+            offloaded, pinned = offloaded or old.offloaded, pinned or old.pinned
+        was_offloaded = old is not None and old.offloaded
+        reference = weakref.ref(storage, self._forgetting(address)) if old is None else old[0]
+        self._known[address] = _StoragePlace(reference, place, offloaded, pinned)
+        if place != HOST:
+            self.gpus.add(place)
+        if offloaded != was_offloaded:
+            self.offloaded += 1 if offloaded else -1
+            self._moved(storage, offloaded)
+        if (place == HOST) != (old is not None and old.place == HOST):
+            self._count_place(storage, place == HOST)
 
     def _forgetting(self, address: int) -> Callable[[object], None]:
         def forget(_reference: object) -> None:
@@ -124,6 +129,11 @@ class Places:
     def get(self, tensor: Any) -> int | None:
         """The place of a tensor; None if it is unknown."""
         entry = self._entry(tensor)
+        return None if entry is None else entry.place
+
+    def of_storage(self, storage: Any) -> int | None:
+        """The place of a storage; None if it is unknown."""
+        entry = self._known.get(storage._cdata)
         return None if entry is None else entry.place
 
     def is_on_gpu(self, tensor: Any) -> bool:
@@ -164,7 +174,7 @@ class Places:
 def has_storage(value: Any) -> bool:
     """Whether a value is a tensor with a storage of its own, and none of functorch's wrappers."""
     return (
-        type(value) in _PLAIN
+        type(value) in PLAIN
         and value.layout is torch.strided
         and not value.is_nested
         and not torch._C._functorch.is_functorch_wrapped_tensor(value)

@@ -46,6 +46,7 @@ from simcoll.distributed.stores.store import TURN_HERE, WAITER_HERE, use_waiter
 from simcoll.distributed.stores.store_errors import DistError
 from simcoll.errors import InternalError
 from simcoll.torch.buffer_races import Flights
+from simcoll.torch.callers import TORCH
 from simcoll.torch.interrupts import Interrupts
 
 __all__ = [
@@ -60,7 +61,7 @@ __all__ = [
 
 _NOT_THE_PROGRAM = (
     str(Path(__file__).parents[1]),
-    str(Path(torch.__file__).parent),
+    TORCH,
     threading.__file__,
 )
 _active: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]
@@ -228,6 +229,10 @@ class Process:
     rpc: Any = None
     waiters: tuple[Any, Any] = (None, None)
     pid: int = field(default_factory=os.getpid)
+
+    def uses_gpu(self) -> bool:
+        """Whether the program has selected a GPU, or placed tensors on one."""
+        return self.selected_device or bool(self.places is not None and self.places.gpus)
 
 
 class RankThread:

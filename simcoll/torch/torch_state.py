@@ -87,6 +87,7 @@ from simcoll.torch.replacing import for_ranks, in_ranks
 from simcoll.torch.rpc_calls import rpc_replacements
 from simcoll.torch.sharding_rules import add_sharding_rules
 from simcoll.torch.start_methods import start_replacements
+from simcoll.torch.tensor_devices import add_locations
 from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
 
 __all__ = ["Ranks", "prepare_torch"]
@@ -294,6 +295,7 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
             add_kernels(undo)
             add_flash_kernels(undo)
             add_nccl_options(undo)
+            add_locations(undo)
             add_bindings(undo)
         if modules is not None:
             undo.callback(sys.modules.update, modules.hide())

@@ -12,6 +12,11 @@ backend = Deferred("simcoll.torch")
 pytestmark = needs_torch
 
 
+def assert_close(one, other, **tolerances):
+    """Compare tensors on a GPU with those on the host."""
+    torch.testing.assert_close(one, other, check_device=False, **tolerances)
+
+
 def train(module, x, target):
     """The output, the gradient of the input, and what the module has learnt, of one batch."""
     y = module(x)
@@ -45,14 +50,14 @@ def test_the_ranks_batches_are_one_batch(sizes, momentum, affine):
             expected = train(whole, batch.clone().requires_grad_(), target)
             got = train(part, batch[mine].clone().cuda().requires_grad_(), target[mine])
             for one, all_of_it in zip(got, expected, strict=True):
-                torch.testing.assert_close(one, all_of_it[mine], rtol=1e-4, atol=1e-5)
+                assert_close(one, all_of_it[mine], rtol=1e-4, atol=1e-5)
         for parameter in part.parameters():
             dist.all_reduce(parameter.grad)
-        torch.testing.assert_close(part.state_dict(), whole.state_dict())
+        assert_close(part.state_dict(), whole.state_dict())
         for one, other in zip(part.parameters(), whole.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+            assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
         part.eval(), whole.eval()
-        torch.testing.assert_close(part(batch.cuda()), whole(batch), rtol=1e-4, atol=1e-5)
+        assert_close(part(batch.cuda()), whole(batch), rtol=1e-4, atol=1e-5)
 
     backend.spawn(program, len(sizes), cuda_is_cpu=True)
 
@@ -72,7 +77,7 @@ def test_a_model_with_distributed_data_parallel():
         whole(x).square().mean().backward()
         model(x[2 * rank : 2 * rank + 2]).square().mean().backward()
         for one, other in zip(model.parameters(), whole.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+            assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
 
     backend.spawn(program, 3, cuda_is_cpu=True)
 
@@ -104,11 +109,11 @@ def test_sixteen_bits_with_wide_statistics_as_on_a_gpu(kind):
         assert got.dtype is gradient.dtype is layer.weight.grad.dtype is narrow
         assert layer.running_mean.dtype is torch.float32
         close = {"rtol": 1e-2, "atol": 2e-2}
-        torch.testing.assert_close(got.float(), expected, **close)
-        torch.testing.assert_close(gradient.float(), expected_gradient, **close)
-        torch.testing.assert_close(layer.weight.grad.float(), wide.weight.grad, rtol=1e-2, atol=0.1)
-        torch.testing.assert_close(layer.running_var, wide.running_var)
-        torch.testing.assert_close(layer.eval()(x).float(), wide.eval()(x.float()), **close)
+        assert_close(got.float(), expected, **close)
+        assert_close(gradient.float(), expected_gradient, **close)
+        assert_close(layer.weight.grad.float(), wide.weight.grad, rtol=1e-2, atol=0.1)
+        assert_close(layer.running_var, wide.running_var)
+        assert_close(layer.eval()(x).float(), wide.eval()(x.float()), **close)
         name = {"bfloat16": "BFloat16", "float16": "Half"}[kind]
         with pytest.raises(RuntimeError, match=f"Expected running_mean to have type {name} but"):
             train(layer.train(), x.clone().requires_grad_(), torch.ones(1, dtype=narrow))

@@ -358,12 +358,13 @@ def test_flex_attention_trains_where_there_are_gpus():
     def program(rank, world_size):
         shape = (2, 3, 70, 16)
         q, k, v, gradient = (
-            torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(4)
+            torch.randn(shape, dtype=torch.float64, device="cuda", requires_grad=True)
+            for _ in range(4)
         )
         mask = flex.create_block_mask(causal, None, None, 70, 70, device="cuda")
         y = flex.flex_attention(q, k, v, block_mask=mask)
         scores = (q @ k.transpose(-1, -2) / 4).masked_fill(
-            torch.ones(70, 70).triu(1).bool(), float("-inf")
+            torch.ones(70, 70, device="cuda").triu(1).bool(), float("-inf")
         )
         expected = scores.softmax(-1) @ v
         torch.testing.assert_close(y, expected)

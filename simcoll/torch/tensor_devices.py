@@ -1,0 +1,264 @@
+"""The devices that tensors, meshes and saved files name to programs.
+
+The memory of every tensor is the CPU's, and PyTorch's own code, which would choose kernels and
+bindings of CUDA by it, reads that. The code of the program reads the device on which it has placed
+the tensor, so ``x.device``, ``x.is_cuda`` and printed tensors are as on GPUs.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import serialization
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from simcoll.torch.accelerator import device_number
+from simcoll.torch.callers import TORCH, is_program
+from simcoll.torch.places import HOST, Places, has_storage
+from simcoll.torch.rank_threads import Process, RankThread, current_thread, current_thread_or_none
+from simcoll.torch.replacing import for_ranks
+
+__all__ = ["GpuMeshName", "add_locations", "device_query", "tensor_device_replacements"]
+
+_CPU = torch.device("cpu")
+_ASKING = (
+    TORCH + "_tensor_str.py",
+    str(Path(TORCH, "distributed", "tensor", "_api.py")),  # moves tensors to the devices of meshes
+)
+"""Files of PyTorch that ask for a program."""
+_PASSING = (str(Path(TORCH, "utils", "_device.py")), TORCH + "overrides.py")
+"""Files with modes that pass questions on."""
+
+
+class GpuMeshName(str):
+    """The device type of a mesh of GPUs: ``cpu`` for PyTorch, which passes it on to parts."""
+
+    __slots__ = ()
+
+
+def _inner_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that has the memory of a tensor."""
+    if isinstance(tensor, DTensor):
+        return _inner_tensor(tensor._local_tensor)
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return _inner_tensor(torch._C._functorch.get_unwrapped(tensor))
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return _inner_tensor(getattr(tensor, names[0]))
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values()
+    if tensor.layout is not torch.strided and tensor.layout is not torch.jagged:
+        compressed: torch.Tensor = tensor.values()
+        return compressed
+    return tensor
+
+
+def _device_on(process: Process, tensor: torch.Tensor) -> torch.device:
+    """The device of a tensor: the CPU, the GPU of its place or, if that is unknown, the current GPU
+    of a process that uses one.
+    """
+    places: Places = process.places
+    inner = tensor if has_storage(tensor) else _inner_tensor(tensor)
+    place = places.of_storage(inner.untyped_storage())
+    if place == HOST or (place is None and not process.uses_gpu()):
+        return _CPU
+    return torch.device("cuda", process.cuda_device if place is None else place)
+
+
+def _device(process: Process, tensor: torch.Tensor, standard: torch.device) -> torch.device:
+    return _device_on(process, tensor) if standard.type == "cpu" else standard
+
+
+def _is_cuda(process: Process, tensor: torch.Tensor, standard: bool) -> bool:
+    return standard or (tensor.is_cpu and _device_on(process, tensor) != _CPU)
+
+
+def _is_cpu(process: Process, tensor: torch.Tensor, standard: bool) -> bool:
+    return standard and _device_on(process, tensor) == _CPU
+
+
+def _type(process: Process, tensor: torch.Tensor, standard: Any) -> Any:
+    on_gpu = isinstance(standard, str) and tensor.is_cpu and _device_on(process, tensor) != _CPU
+    return standard.replace("torch.", "torch.cuda.") if on_gpu else standard
+
+
+def _get_device(process: Process, tensor: torch.Tensor, standard: int) -> int:
+    device = _device_on(process, tensor) if tensor.is_cpu else _CPU
+    return standard if device.index is None else device.index
+
+
+_QUERIES: dict[Any, Callable[[Process, torch.Tensor, Any], Any]] = {
+    torch.Tensor.device.__get__: _device,
+    torch.Tensor.is_cuda.__get__: _is_cuda,
+    torch.Tensor.is_cpu.__get__: _is_cpu,
+    torch.Tensor.type: _type,
+    torch.Tensor.get_device: _get_device,
+    torch.get_device: _get_device,
+}
+
+
+def device_query(func: Any, args: Any, frame: FrameType) -> Callable[[], Any] | None:
+    """The answer to a program's question for a tensor's device, as a function; None for other calls
+    and callers.
+
+    Parameters
+    ----------
+    frame
+        The frame that calls.
+    """
+    query = _QUERIES.get(func)
+    if query is None or not _asks(frame):
+        return None
+    return lambda: query(current_thread().process, args[0], func(*args))
+
+
+def _asks(frame: FrameType) -> bool:
+    """Whether a frame asks for a program."""
+    while frame.f_code.co_filename in _PASSING and frame.f_back is not None:
+        frame = frame.f_back
+    file = frame.f_code.co_filename
+    return is_program(file) or file in _ASKING
+
+
+_FAKE_DEVICE: property = FakeTensor.device
+_MESH_TYPE: property = DeviceMesh.device_type
+
+
+def _fake_device(tensor: FakeTensor) -> torch.device:
+    device: torch.device = _FAKE_DEVICE.fget(tensor)  # type: ignore[misc]
+    if current_thread_or_none() is None or not _asks(sys._getframe(1)) or device.type != "cpu":
+        return device
+    return _device_on(current_thread().process, tensor)
+
+
+def _mesh_type(mesh: DeviceMesh) -> str:
+    name: str = _MESH_TYPE.fget(mesh)  # type: ignore[misc]
+    caller = sys._getframe(1)
+    asks = caller.f_code.co_name == "__repr__" or _asks(caller)
+    return name.replace("cpu", "cuda") if isinstance(name, GpuMeshName) and asks else name
+
+
+@for_ranks
+def _default_device(thread: RankThread, standard: Callable[[], torch.device]) -> torch.device:
+    """``torch.get_default_device``, which would ask a new tensor for the number of the GPU."""
+    contexts = [
+        mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)
+    ]
+    outer = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    device = contexts[-1].device if contexts else _CPU
+    if not contexts or contexts[-1] is outer:
+        device = thread.process.places.default_device
+    if device.type != "cuda" or not _asks(sys._getframe(2)):
+        return standard()
+    return torch.device(
+        "cuda", thread.process.cuda_device if device.index is None else device.index
+    )
+
+
+@for_ranks
+def _load(
+    thread: RankThread, standard: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """``torch.load``, where storages that a function of the program returns are on the host."""
+    if map_location is None or isinstance(map_location, (str, bytes, dict, torch.device)):
+        return standard(f, map_location, *args, **kwargs)
+
+    @functools.wraps(map_location)
+    def located(storage: Any, location: str) -> Any:
+        result = map_location(storage, location)
+        if (
+            isinstance(result, torch.UntypedStorage)
+            and thread.process.places.of_storage(result) is None
+        ):
+            thread.process.places.note_storage(result, HOST)
+        return result
+
+    return standard(f, located, *args, **kwargs)
+
+
+@for_ranks
+def _storage_to(
+    thread: RankThread, standard: Any, self: Any, device: torch.device, *args: Any
+) -> Any:
+    """A storage moved to a GPU, as functions for ``map_location`` do it."""
+    if device.type != "cuda":
+        return standard(self, device, *args)
+    copy = self.clone()
+    thread.process.places.note_storage(copy, device_number(device))
+    return copy
+
+
+def _location(storage: Any) -> str | None:
+    """The location of a storage on a GPU, as files name it."""
+    thread = current_thread_or_none()
+    if thread is None or thread.process.places is None:
+        return None
+    place = thread.process.places.of_storage(getattr(storage, "_untyped_storage", storage))
+    return None if place is None or place == HOST else f"cuda:{place}"
+
+
+def _restored(storage: Any, location: str) -> Any:
+    """A storage of a file where the file, or ``map_location``, wants it."""
+    thread = current_thread_or_none()
+    kind, _, index = location.partition(":")
+    if thread is None or thread.process.places is None or kind not in {"cpu", "cuda"}:
+        return None
+    if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
+        raise RuntimeError(
+            f"Attempting to deserialize object on CUDA device {index} but "
+            f"torch.cuda.device_count() is {torch.cuda.device_count()}. Please use torch.load with "
+            "map_location to map your storages to an existing device."
+        )
+    untyped = getattr(storage, "_untyped_storage", storage)
+    thread.process.places.note_storage(untyped, HOST if kind == "cpu" else device_number(location))
+    return storage
+
+
+_FIRST = 5
+"""Before the locations that PyTorch knows, which begin at 10."""
+
+
+def _storage_device(storage: torch.UntypedStorage) -> torch.device:
+    device: torch.device = _STORAGE_DEVICE.__get__(storage)
+    location = _location(storage) if _asks(sys._getframe(1)) else None
+    return device if location is None else torch.device(location)
+
+
+def _storage_is_cuda(storage: torch.UntypedStorage) -> bool:
+    on_gpu: bool = _STORAGE_IS_CUDA.fget(storage)  # type: ignore[misc]
+    return on_gpu or (_asks(sys._getframe(1)) and _location(storage) is not None)
+
+
+_STORAGE_DEVICE: Any = torch.UntypedStorage.device
+_STORAGE_IS_CUDA: property = torch.UntypedStorage.is_cuda
+
+
+def add_locations(undo: ExitStack) -> None:
+    """Let files that ranks save name GPUs, and let ranks load from them, during a run."""
+    serialization.register_package(_FIRST, _location, _restored)
+    undo.callback(serialization._package_registry.remove, (_FIRST, _location, _restored))
+
+
+def tensor_device_replacements() -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of what tells devices without being a function of tensors."""
+    return [
+        (FakeTensor, "device", property(_fake_device, _FAKE_DEVICE.fset)),
+        (torch.UntypedStorage, "device", property(_storage_device)),
+        (torch.UntypedStorage, "is_cuda", property(_storage_is_cuda)),
+        (DeviceMesh, "device_type", property(_mesh_type)),
+        (torch, "get_default_device", _default_device(torch.get_default_device)),
+        (torch, "load", _load(torch.load)),
+        (torch.storage, "_to", _storage_to(torch.storage._to)),
+    ]

@@ -1,0 +1,231 @@
+"""Tensors on simulated GPUs name them to programs, as on GPUs."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+
+from tests.support.deferred import Deferred, needs_torch
+
+torch, dist = Deferred("torch"), Deferred("torch.distributed")
+nn, tensor = Deferred("torch.nn"), Deferred("torch.distributed.tensor")
+device_mesh, fake_tensor = (
+    Deferred("torch.distributed.device_mesh"),
+    Deferred("torch._subclasses.fake_tensor"),
+)
+fsdp = Deferred("torch.distributed.fsdp")
+backend = Deferred("simcoll.torch")
+
+pytestmark = [needs_torch, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+def on_gpu_1(body):
+    """Run a body on the second of two ranks, each with its own GPU selected."""
+
+    def program(rank, _world_size):
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        return body() if rank == 1 else None
+
+    return backend.spawn(program, 2, cuda_is_cpu=True).returns[1]
+
+
+def on_both(body):
+    def program(rank, _world_size):
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        return body()
+
+    return backend.spawn(program, 2, cuda_is_cpu=True).returns[1]
+
+
+def names(*tensors):
+    return [str(each.device) for each in tensors]
+
+
+def test_tensors_tell_their_place():
+    def body():
+        x, host = torch.zeros(2, device="cuda"), torch.zeros(2)
+        assert x.device == torch.device("cuda", 1)
+        assert (x.is_cuda, x.is_cpu, x.get_device(), torch.get_device(x)) == (True, False, 1, 1)
+        assert (host.is_cuda, host.is_cpu, host.get_device()) == (False, True, -1)
+        assert (x.type(), host.type()) == ("torch.cuda.FloatTensor", "torch.FloatTensor")
+        assert repr(x) == f"{x}" == "tensor([0., 0.], device='cuda:1')"
+        assert repr(host) == "tensor([0., 0.])"
+        assert str(x.untyped_storage().device) == "cuda:1"
+        assert x.untyped_storage().is_cuda
+        assert not host.untyped_storage().is_cuda
+        assert torch.zeros(1, device="meta").is_meta
+        return names(x, host, x + 1, x.new_zeros(1), torch.zeros_like(host, device=x.device), x.T)
+
+    assert on_gpu_1(body) == ["cuda:1", "cpu", "cuda:1", "cuda:1", "cuda:1", "cuda:1"]
+
+
+def test_a_device_that_a_tensor_has_told_means_it():
+    def body():
+        x, host = torch.zeros(2, device="cuda:0"), torch.zeros(2)
+        assert x.to(x.device) is x
+        assert host.to(host.device) is host
+        to_gpu, to_host = host.to(x.device), x.to(host.device)
+        layer = nn.Linear(2, 2, device=x.device)
+        there = next(layer.to(torch.device("cpu")).parameters())
+        return names(to_gpu, host.to(x), to_host, x.cpu(), there, torch.zeros(1, device=x.device))
+
+    assert on_gpu_1(body) == ["cuda:0", "cuda:0", "cpu", "cpu", "cpu", "cuda:0"]
+
+
+def test_modules_gradients_and_optimizers():
+    def body():
+        layer, host = nn.Linear(2, 2).cuda(), nn.Linear(2, 2)
+        layer(torch.ones(1, 2).cuda()).sum().backward()
+        host(torch.ones(1, 2)).sum().backward()
+        optimizer = torch.optim.AdamW(layer.parameters())
+        optimizer.step()
+        state = optimizer.state[layer.weight]
+        copied = copy.deepcopy(layer).weight
+        return names(layer.weight.grad, host.weight.grad, state["exp_avg"], state["step"], copied)
+
+    assert on_gpu_1(body) == ["cuda:1", "cpu", "cuda:1", "cpu", "cuda:1"]
+
+
+def test_default_devices():
+    def body():
+        assert str(torch.get_default_device()) == "cpu"
+        torch.set_default_device("cuda")
+        inside = [str(torch.get_default_device()), *names(torch.zeros(1), torch.empty(1))]
+        torch.cuda.set_device(0)
+        inside += names(torch.zeros(1))
+        torch.set_default_device(None)
+        torch.cuda.set_device(1)
+        with torch.device("cuda"):
+            inside += [str(torch.get_default_device()), *names(torch.zeros(1))]
+        with torch.device("cuda:0"):
+            inside += [str(torch.get_default_device()), *names(torch.zeros(1))]
+        return inside + names(torch.zeros(1))
+
+    said = ["cuda:1", "cuda:1", "cuda:1", "cuda:0", "cuda:1", "cuda:1", "cuda:0", "cuda:0", "cpu"]
+    assert on_gpu_1(body) == said
+
+
+LOCATIONS = [
+    (None, "cuda:1", "cpu"),
+    ("cpu", "cpu", "cpu"),
+    ("cuda", "cuda:1", "cuda:1"),
+    ("cuda:0", "cuda:0", "cuda:0"),
+    ({"cuda:1": "cuda:0"}, "cuda:0", "cpu"),
+    ({"cuda:1": "cpu"}, "cpu", "cpu"),
+    (lambda storage, _location: storage, "cpu", "cpu"),
+    (lambda storage, _location: storage.cuda(), "cuda:1", "cuda:1"),
+    (lambda _storage, _location: None, "cuda:1", "cpu"),
+]
+
+
+@pytest.mark.parametrize(("location", "x", "host"), LOCATIONS)
+def test_a_file_is_loaded_where_map_location_says(location, x, host):
+    def body():
+        file = io.BytesIO()
+        torch.save([torch.ones(2, device="cuda"), torch.ones(2)], file)
+        file.seek(0)
+        return names(*torch.load(file, map_location=location))
+
+    assert on_gpu_1(body) == [x, host]
+
+
+def test_a_file_from_a_gpu_that_the_node_lacks_is_refused():
+    def body():
+        file = io.BytesIO()
+        torch.save(torch.ones(2, device="cuda"), file)
+        torch.cuda.device_count = lambda: 1  # a node with fewer
+        file.seek(0)
+        with pytest.raises(RuntimeError, match="deserialize object on CUDA device 1 but"):
+            torch.load(file)
+        return True
+
+    assert on_gpu_1(body)
+
+
+def test_objects_arrive_on_the_gpu_of_their_sender():
+    def body():
+        mine = torch.ones(1, device="cuda"), torch.ones(1)
+        everyone = [None, None]
+        dist.all_gather_object(everyone, mine)
+        return names(*everyone[0], *everyone[1], *pickle.loads(pickle.dumps(mine)))
+
+    assert on_both(body) == ["cuda:0", "cpu", "cuda:1", "cpu", "cuda:1", "cpu"]
+
+
+@pytest.mark.slow
+def test_meshes_and_distributed_tensors():
+    def body():
+        mesh = device_mesh.init_device_mesh("cuda", (2, 1), mesh_dim_names=("a", "b"))
+        assert mesh.device_type == mesh["a"].device_type == "cuda"
+        assert "'cuda'" in repr(mesh)
+        hosts = device_mesh.init_device_mesh("cpu", (2,))
+        assert hosts.device_type == "cpu"
+        # As on GPUs, a tensor on the host is moved to the mesh's.
+        x = tensor.distribute_tensor(torch.zeros(4), mesh["a"], [tensor.Shard(0)])
+        local = tensor.DTensor.from_local(torch.zeros(2), mesh["a"], [tensor.Shard(0)])
+        new = tensor.zeros(4, device_mesh=mesh["a"], placements=[tensor.Shard(0)])
+        layer = nn.Linear(4, 4)
+        fsdp.fully_shard(layer, mesh=mesh["a"])
+        y = layer(torch.zeros(2, 4, device="cuda"))
+        assert x.is_cuda
+        return names(x, x.to_local(), x.full_tensor(), local, new, layer.weight, y)
+
+    assert on_both(body) == ["cuda:1"] * 7
+
+
+@pytest.mark.slow
+def test_data_parallel_moves_its_inputs():
+    def body():
+        seen = []
+        layer = nn.Linear(2, 2).cuda()
+        layer.register_forward_pre_hook(lambda _, inputs: seen.extend(names(*inputs)))
+        model = nn.parallel.DistributedDataParallel(layer, device_ids=[1])
+        host = torch.ones(1, 2)
+        model(host).sum().backward()
+        return [*seen, *names(host, layer.weight.grad), str(model.device)]
+
+    def program(rank, _world_size):
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(1)
+        return body()
+
+    said = backend.spawn(program, 2, cuda_is_cpu=True).returns[1]
+    assert said == ["cuda:1", "cpu", "cuda:1", "cuda:1"]
+
+
+def test_fake_tensors():
+    def body():
+        with fake_tensor.FakeTensorMode():
+            x, host = torch.zeros(2, device="cuda"), torch.zeros(2)
+            assert repr(x) == "FakeTensor(..., device='cuda:1', size=(2,))"
+            return names(x, host, x + 1)
+
+    assert on_gpu_1(body) == ["cuda:1", "cpu", "cuda:1"]
+
+
+def test_transformed_subclassed_sparse_and_nested_tensors():
+    class Named(torch.Tensor):
+        pass
+
+    def body():
+        x = torch.ones(2, device="cuda")
+        seen = []
+        torch.func.vmap(lambda row: seen.append(str(row.device)) or row)(x)
+        nested = torch.nested.nested_tensor([x, x], layout=torch.jagged)
+        return seen + names(x.as_subclass(Named), x.to_sparse(), nested)
+
+    assert on_gpu_1(body) == ["cuda:1"] * 4
+
+
+def test_without_gpus_tensors_are_on_the_cpu():
+    def program(_rank, _world_size):
+        return str(torch.zeros(1).device), repr(torch.zeros(1))
+
+    assert backend.spawn(program, 1).returns == (("cpu", "tensor([0.])"),)
+    # Nor does a program that uses no GPU see one.
+    assert backend.spawn(program, 1, cuda_is_cpu=True).returns == (("cpu", "tensor([0.])"),)
