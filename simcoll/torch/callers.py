@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import FrameType
 
 import torch
 
-__all__ = ["TORCH", "is_program", "is_pytorch"]
+__all__ = ["TORCH", "asks_for_program", "is_program", "is_pytorch"]
 
 TORCH = str(Path(torch.__file__).parent) + os.sep
 """The folder of PyTorch, which torchvision's and torchtitan's names also begin with."""
 _TESTS = TORCH + "testing" + os.sep
 _SIMCOLL = str(Path(__file__).parents[1]) + os.sep
+_ASKING = tuple(
+    str(Path(TORCH, *names))
+    for names in (
+        ("_tensor_str.py",),
+        ("distributed", "_shard"),
+        ("distributed", "_state_dict_utils.py"),
+        ("distributed", "checkpoint"),
+        ("distributed", "fsdp", "_state_dict_utils.py"),
+        ("distributed", "tensor", "_api.py"),
+    )
+)
+"""Files and folders of PyTorch that print tensors, or move them by their devices, for a program."""
+_PASSING = (str(Path(TORCH, "utils", "_device.py")), TORCH + "overrides.py")
+"""Files with modes that pass calls on."""
 
 
 def is_pytorch(file: str) -> bool:
@@ -35,3 +50,13 @@ def is_program(file: str) -> bool:
     (False, True)
     """
     return not (file.startswith(_SIMCOLL) or is_pytorch(file))
+
+
+def asks_for_program(frame: FrameType) -> bool:
+    """Whether a frame that asks a tensor for its device is the program's, or PyTorch's on behalf of
+    it.
+    """
+    while frame.f_code.co_filename in _PASSING and frame.f_back is not None:
+        frame = frame.f_back
+    file = frame.f_code.co_filename
+    return is_program(file) or file.startswith(_ASKING)

@@ -35,7 +35,7 @@ from simcoll.torch.accelerator import (
     device_number,
 )
 from simcoll.torch.accepted_versions import RELEASE
-from simcoll.torch.callers import is_program, is_pytorch
+from simcoll.torch.callers import asks_for_program, is_pytorch
 from simcoll.torch.cuda_hardware import CudaGenerator
 from simcoll.torch.device_mixing import DeviceMixing
 from simcoll.torch.places import HOST, Places, has_storage
@@ -154,7 +154,7 @@ class CudaIsCpu(TorchFunctionMode):
                 *map(_to_cpu, args[position : position + 1]),
                 *args[position + 1 :],
             )
-        named = place = _place(device)
+        explicit = place = _place(device)
         if place is None and device == _CPU and self._means_host(func, sys._getframe(1)):
             place = HOST
         by_default = device is None and func in _FACTORIES and not _caller().startswith(_HERE)
@@ -167,7 +167,11 @@ class CudaIsCpu(TorchFunctionMode):
         if func is torch.Tensor.to and place is not None:
             wait = not _is_asynchronous(args[2:], kwargs)
             return self._move(
-                args[0], place, lambda: func(*args, **kwargs), wait=wait, named=named is not None
+                args[0],
+                place,
+                lambda: func(*args, **kwargs),
+                wait=wait,
+                by_name=explicit is not None,
             )
         if self.places.gpus and self.places.differ((*args, *kwargs.values())):
             self.mixing.check(func, args, kwargs)
@@ -177,7 +181,7 @@ class CudaIsCpu(TorchFunctionMode):
         finally:
             self.places.making = None
         if isinstance(result, (torch.Tensor, tuple, list)) and result is not (args or [None])[0]:
-            by_name = pinned or (named == HOST and not is_pytorch(_caller()))
+            by_name = pinned or (explicit == HOST and not is_pytorch(_caller()))
             if device is None:
                 place = self.places.of_inputs(args)
                 if place is None and by_default:
@@ -196,7 +200,7 @@ class CudaIsCpu(TorchFunctionMode):
         """
         while func is torch._C._nn._parse_to and frame.f_code.co_filename.endswith(_MOVES_MODULES):
             frame = frame.f_back or frame
-        return current_thread().process.uses_gpu() and is_program(frame.f_code.co_filename)
+        return current_thread().process.uses_gpu() and asks_for_program(frame)
 
     def _implied_place(self, tensor: torch.Tensor, device: Any, caller: str) -> int | None:
         """The place that a script means by another tensor, or PyTorch by the CPU as an object,
@@ -220,17 +224,17 @@ class CudaIsCpu(TorchFunctionMode):
         call: Callable[[], torch.Tensor] | None = None,
         *,
         wait: bool = True,
-        named: bool = True,
+        by_name: bool = True,
     ) -> torch.Tensor:
         """Move a tensor, or what ``call`` makes of it: a copy, if it is elsewhere, as on a GPU. One
-        that stays on the host is offloaded if the host is ``named``.
+        that stays on the host is offloaded if the host is meant ``by_name``.
         """
         holder = _with_storage(tensor)
         old, to_host = self.places.get(holder), place == HOST
         stays = old == place or (old is None and not to_host)
         if place is None or stays or not has_storage(holder) or holder.is_meta:
             result = tensor if call is None else call()
-            self.places.note(_with_storage(result), place, offloaded=to_host and named)
+            self.places.note(_with_storage(result), place, offloaded=to_host and by_name)
             return result
 
         def copy() -> torch.Tensor:
@@ -622,7 +626,7 @@ def _backward(_thread: Any, standard: Callable[..., Any], *args: Any, **kwargs: 
 
 
 @for_ranks
-def _printed(_thread: Any, standard: Callable[..., str], *args: Any, **kwargs: Any) -> str:
+def _print(_thread: Any, standard: Callable[..., str], *args: Any, **kwargs: Any) -> str:
     """A printed tensor with its device, for which PyTorch asks without modes."""
     with CudaIsCpu():
         return standard(*args, **kwargs)
@@ -706,7 +710,7 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     return [
         *accelerator_replacements(gpu),
         *tensor_device_replacements(),
-        (_tensor_str, "_str_intern", _printed(_tensor_str._str_intern)),
+        (_tensor_str, "_str_intern", _print(_tensor_str._str_intern)),
         *(
             (owner, "init_device_mesh", _mesh(device_mesh.init_device_mesh))
             for owner in (device_mesh, distributed)

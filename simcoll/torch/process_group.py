@@ -7,6 +7,7 @@ for the returned Work unless the program asked for it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,6 +36,7 @@ from simcoll.errors import ConfigError
 from simcoll.libraries.choices import Choice
 from simcoll.torch.buffer_races import IN_PLACE, overlaps
 from simcoll.torch.c10d_operators import DispatchedGroup, as_pytorch_calls
+from simcoll.torch.callers import asks_for_program
 from simcoll.torch.estimate import Estimator, estimating
 from simcoll.torch.group_hooks import GroupHooks
 from simcoll.torch.nccl_limits import NcclLimits
@@ -916,7 +918,10 @@ class SimcollGroup(DispatchedGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        process, cpu = self._thread.process, torch.device("cpu")
+        if process.places is None or not asks_for_program(sys._getframe(1)):
+            return [cpu]
+        return [torch.device("cuda")] if process.nccl_only else [cpu, torch.device("cuda")]
 
     # torch.distributed.distributed_c10d._time_estimator
 

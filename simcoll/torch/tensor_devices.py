@@ -11,7 +11,6 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from simcoll.torch.accelerator import device_number
-from simcoll.torch.callers import TORCH, is_program
+from simcoll.torch.callers import asks_for_program
 from simcoll.torch.places import HOST, Places, has_storage
 from simcoll.torch.rank_threads import Process, RankThread, current_thread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks
@@ -33,13 +32,6 @@ from simcoll.torch.replacing import for_ranks
 __all__ = ["GpuMeshName", "add_locations", "device_query", "tensor_device_replacements"]
 
 _CPU = torch.device("cpu")
-_ASKING = (
-    TORCH + "_tensor_str.py",
-    str(Path(TORCH, "distributed", "tensor", "_api.py")),  # moves tensors to the devices of meshes
-)
-"""Files of PyTorch that ask for a program."""
-_PASSING = (str(Path(TORCH, "utils", "_device.py")), TORCH + "overrides.py")
-"""Files with modes that pass questions on."""
 
 
 class GpuMeshName(str):
@@ -71,7 +63,8 @@ def _device_on(process: Process, tensor: torch.Tensor) -> torch.device:
     """
     places: Places = process.places
     inner = tensor if has_storage(tensor) else _inner_tensor(tensor)
-    place = places.of_storage(inner.untyped_storage())
+    with torch._C.DisableTorchFunctionSubclass():  # some classes refuse the question
+        place = places.of_storage(inner.untyped_storage())
     if place == HOST or (place is None and not process.uses_gpu()):
         return _CPU
     return torch.device("cuda", process.cuda_device if place is None else place)
@@ -119,17 +112,9 @@ def device_query(func: Any, args: Any, frame: FrameType) -> Callable[[], Any] | 
         The frame that calls.
     """
     query = _QUERIES.get(func)
-    if query is None or not _asks(frame):
+    if query is None or not asks_for_program(frame):
         return None
     return lambda: query(current_thread().process, args[0], func(*args))
-
-
-def _asks(frame: FrameType) -> bool:
-    """Whether a frame asks for a program."""
-    while frame.f_code.co_filename in _PASSING and frame.f_back is not None:
-        frame = frame.f_back
-    file = frame.f_code.co_filename
-    return is_program(file) or file in _ASKING
 
 
 _FAKE_DEVICE: property = FakeTensor.device
@@ -138,7 +123,11 @@ _MESH_TYPE: property = DeviceMesh.device_type
 
 def _fake_device(tensor: FakeTensor) -> torch.device:
     device: torch.device = _FAKE_DEVICE.fget(tensor)  # type: ignore[misc]
-    if current_thread_or_none() is None or not _asks(sys._getframe(1)) or device.type != "cpu":
+    if (
+        current_thread_or_none() is None
+        or not asks_for_program(sys._getframe(1))
+        or device.type != "cpu"
+    ):
         return device
     return _device_on(current_thread().process, tensor)
 
@@ -146,7 +135,7 @@ def _fake_device(tensor: FakeTensor) -> torch.device:
 def _mesh_type(mesh: DeviceMesh) -> str:
     name: str = _MESH_TYPE.fget(mesh)  # type: ignore[misc]
     caller = sys._getframe(1)
-    asks = caller.f_code.co_name == "__repr__" or _asks(caller)
+    asks = caller.f_code.co_name == "__repr__" or asks_for_program(caller)
     return name.replace("cpu", "cuda") if isinstance(name, GpuMeshName) and asks else name
 
 
@@ -160,7 +149,7 @@ def _default_device(thread: RankThread, standard: Callable[[], torch.device]) ->
     device = contexts[-1].device if contexts else _CPU
     if not contexts or contexts[-1] is outer:
         device = thread.process.places.default_device
-    if device.type != "cuda" or not _asks(sys._getframe(2)):
+    if device.type != "cuda" or not asks_for_program(sys._getframe(2)):
         return standard()
     return torch.device(
         "cuda", thread.process.cuda_device if device.index is None else device.index
@@ -176,7 +165,7 @@ def _load(
         return standard(f, map_location, *args, **kwargs)
 
     @functools.wraps(map_location)
-    def located(storage: Any, location: str) -> Any:
+    def locate(storage: Any, location: str) -> Any:
         result = map_location(storage, location)
         if (
             isinstance(result, torch.UntypedStorage)
@@ -185,7 +174,7 @@ def _load(
             thread.process.places.note_storage(result, HOST)
         return result
 
-    return standard(f, located, *args, **kwargs)
+    return standard(f, locate, *args, **kwargs)
 
 
 @for_ranks
@@ -209,7 +198,7 @@ def _location(storage: Any) -> str | None:
     return None if place is None or place == HOST else f"cuda:{place}"
 
 
-def _restored(storage: Any, location: str) -> Any:
+def _restore(storage: Any, location: str) -> Any:
     """A storage of a file where the file, or ``map_location``, wants it."""
     thread = current_thread_or_none()
     kind, _, index = location.partition(":")
@@ -232,13 +221,13 @@ _FIRST = 5
 
 def _storage_device(storage: torch.UntypedStorage) -> torch.device:
     device: torch.device = _STORAGE_DEVICE.__get__(storage)
-    location = _location(storage) if _asks(sys._getframe(1)) else None
+    location = _location(storage) if asks_for_program(sys._getframe(1)) else None
     return device if location is None else torch.device(location)
 
 
 def _storage_is_cuda(storage: torch.UntypedStorage) -> bool:
     on_gpu: bool = _STORAGE_IS_CUDA.fget(storage)  # type: ignore[misc]
-    return on_gpu or (_asks(sys._getframe(1)) and _location(storage) is not None)
+    return on_gpu or (asks_for_program(sys._getframe(1)) and _location(storage) is not None)
 
 
 _STORAGE_DEVICE: Any = torch.UntypedStorage.device
@@ -247,8 +236,8 @@ _STORAGE_IS_CUDA: property = torch.UntypedStorage.is_cuda
 
 def add_locations(undo: ExitStack) -> None:
     """Let files that ranks save name GPUs, and let ranks load from them, during a run."""
-    serialization.register_package(_FIRST, _location, _restored)
-    undo.callback(serialization._package_registry.remove, (_FIRST, _location, _restored))
+    serialization.register_package(_FIRST, _location, _restore)
+    undo.callback(serialization._package_registry.remove, (_FIRST, _location, _restore))
 
 
 def tensor_device_replacements() -> list[tuple[Any, str, Any]]:
