@@ -31,6 +31,7 @@ from simcoll.emulator.steps.timed import (
     StepShape,
     StepTimer,
     Timed,
+    content_key,
     ends_key,
     is_too_long,
     joined_moves,
@@ -190,7 +191,7 @@ class CostTerms(StepTimer):
 def _columns_key(step: Moves) -> Key:
     """All columns of a step."""
     columns = step.size_bytes, step.op, step.operands
-    return *ends_key(step), *(column.tobytes() for column in columns)
+    return *ends_key(step), *(content_key(column) for column in columns)
 
 
 def find_classes(

@@ -7,6 +7,7 @@ import pytest
 
 import simcoll
 from simcoll.emulator.steps.step_columns import summaries_of, summary, turns
+from simcoll.emulator.steps.timed import DIGESTED_BYTES, content_key
 
 CASES = [
     ("all_reduce", "ring", {"channels": 2}),
@@ -143,3 +144,12 @@ def test_steps_are_kept_from_the_first_pass_until_waits_are_derived(count):
         simcoll.schedule("all_reduce", "hierarchical", nranks=64, box=8, pieces=4), count
     )
     assert all(np.array_equal(*pair) for pair in zip(pairs, again.wait_pairs, strict=True))
+
+
+@pytest.mark.parametrize("rows", [4, DIGESTED_BYTES])
+def test_equal_columns_alone_have_one_key(rows):
+    column = np.arange(2 * rows)[::2]
+    same, last_differs = column.copy(), column.copy()
+    last_differs[-1] += 1
+    assert content_key(same) == content_key(column) != content_key(last_differs)
+    assert len(content_key(column)) <= DIGESTED_BYTES
