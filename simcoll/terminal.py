@@ -31,9 +31,7 @@ def printable_lines(text: str) -> str:
     >>> printable_lines("a\x07\nb\tc")
     'a?\nb\tc'
     """
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 
 def say(line: object = "", *, error: bool = False, flush: bool = False) -> None:

@@ -65,10 +65,15 @@ def _search(schedule: Schedule, *, xor: bool) -> str:
         if len(step) < FEWEST or (step.op == SYNC).any():
             continue
         for rows in _per_channel(step):
-            rules = _rules(schedule, step.rows(rows), xor=xor)
-            times = Counter(rules)
-            rule, count = times.most_common(1)[0]
             senders = set(step.src_rank[rows].tolist())
+            moves = step.rows(rows)
+            if len(moves) > schedule.nranks or len(senders) < schedule.nranks - 1:
+                continue
+            # Rules are compared where distances are: most schedules of other kinds end here.
+            if np.bincount(_distances(schedule, moves, xor=xor)).max() < len(moves) - 1:
+                continue
+            rules = _rules(schedule, moves, xor=xor)
+            rule, count = Counter(rules).most_common(1)[0]
             everyone = len(rules) == schedule.nranks <= len(senders) + 1
             if everyone and count == len(rules) - 1:
                 row = rows[
@@ -100,11 +105,16 @@ def _per_channel(step: Step) -> list[Ints]:
     ]
 
 
+def _distances(schedule: Schedule, step: Step, *, xor: bool) -> Ints:
+    """How far each transfer goes, as a number to add to its rank or bits to flip."""
+    return (
+        step.src_rank ^ step.dst_rank if xor else (step.dst_rank - step.src_rank) % schedule.nranks
+    )
+
+
 def _rules(schedule: Schedule, step: Step, *, xor: bool) -> list[_TransferRule]:
     """Each transfer relative to its ranks."""
-    distance = step.src_rank ^ step.dst_rank
-    if not xor:
-        distance = (step.dst_rank - step.src_rank) % schedule.nranks
+    distance = _distances(schedule, step, xor=xor)
     ends = [_places(schedule, *end, relative=not xor) for end in step.ends]
     return [
         _TransferRule(*row)
