@@ -160,8 +160,8 @@ GOOD = (
     ),
     "run scenario.toml --output X",
     "step llama-8b.toml --output X",
-    "goodput small-job.toml --output X",
-    "plan small-plan.toml --tier 1 --output X",
+    "goodput small-job.toml --output X --jobs 1",
+    "plan small-plan.toml --tier 1 --output X --jobs 1",
     "tune -t dgx-h100 -o X.csv -b 1M -e 1M -c all_reduce",
     "faults scenario.toml --kind jitter --seeds 2 --output X",
 )

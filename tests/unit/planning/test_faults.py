@@ -232,10 +232,11 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert any(line.startswith("# after flap ") and "re-planned: " in line for line in texts[0])
     assert any(line.startswith("# after link ") and "re-planned: " in line for line in texts[0])
     # None finishes.
-    assert main(["faults", "pair.toml", "--kind", "link", "--seeds", "2", "-o", "none"]) == 0
+    link = ["faults", "pair.toml", "--kind", "link", "--jobs", "1"]
+    assert main([*link, "--seeds", "2", "-o", "none"]) == 0
     assert (tmp_path / "none" / "faults.svg").is_file()
     capsys.readouterr()
-    assert main(["faults", "pair.toml", "--kind", "link", "--seed", "1"]) == 0
+    assert main([*link, "--seed", "1"]) == 0
     # The link is the only one of its GPU.
     assert "re-planned: ring on 7 ranks" in capsys.readouterr().out
     assert main(["faults", "pair.toml", "--kind", "lnk"]) == 2

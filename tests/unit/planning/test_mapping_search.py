@@ -167,13 +167,13 @@ def test_a_plan_without_a_mapping_is_searched(tmp_path, capsys):
     texts = []
     for folder, jobs in (("run1", "1"), ("run2", "2")):
         command = ["plan", str(tmp_path / "plan.toml"), "-o", str(tmp_path / folder), "-j", jobs]
-        assert main([*command, "--tier", "1", "--budget", "20"]) == 0
+        assert main([*command, "--tier", "1", "--budget", "10"]) == 0
         texts.append(capsys.readouterr().out.replace(folder, ""))
     assert texts[0] == texts[1]
     assert "# 400 Gbps: " in texts[0]
     assert "# not searched: " in texts[0]
     assert "legal mappings, 0 need too much memory, " in texts[0]
-    assert "for the budget of 10 on a machine: at most " in texts[0]
+    assert "for the budget of 5 on a machine: at most " in texts[0]
     rows = [json.loads(line) for line in (tmp_path / "run1/rows.jsonl").read_text().splitlines()]
     assert {row["result"]["tier"] for row in rows} == {1}
     search = ["plan", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "three")]

@@ -122,7 +122,7 @@ def test_a_searched_machine_on_which_nothing_fits_has_a_row(tmp_path, monkeypatc
         '[topology]\nname = ["dgx-h100", "dgx-b300"]\nnodes = 1\n'
         '[objective]\nmaximise = "tokens_per_second"\n'
     )
-    assert main(["plan", "plan.toml", "--tier", "1", "--budget", "2", "-o", "out"]) == 0
+    assert main(["plan", "plan.toml", "--tier", "1", "--budget", "2", "-o", "out", "-j", "1"]) == 0
     out = capsys.readouterr().out
     assert re.search(
         r"- +topology.name dgx-h100: no design fits on 8 GPUs; nearest 1\d\d\.\d of 79\.2 GiB", out

@@ -333,7 +333,7 @@ def test_a_plan_names_the_library_of_every_alternative(tmp_path, monkeypatch, ca
         '[topology]\nname = ["dgx-h100", "mi300x"]\nnodes = 1\n[parallel]\ntp = 2\n'
         'shard = "optimizer"\n[objective]\nmaximise = "tokens_per_second"\n'
     )
-    assert main(["plan", "plan.toml", "--tier", "1", "-o", "out"]) == 0
+    assert main(["plan", "plan.toml", "--tier", "1", "-o", "out", "-j", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("# collectives are those of nccl ") for line in lines)
     rccl = "# topology.name mi300x: collectives are those of rccl "
