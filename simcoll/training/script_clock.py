@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from typing import NamedTuple
 
+from simcoll.core.facts import FactStore
 from simcoll.training.script import Script
 
 __all__ = ["play_script", "slowed_rows"]
@@ -157,8 +157,7 @@ class _ScriptLanes:
     rows: tuple[_LaneRow, ...]
 
 
-@lru_cache(maxsize=16)
-def script_lanes(script: Script) -> _ScriptLanes:
+def _lanes_of(script: Script) -> _ScriptLanes:
     """The lanes of a script."""
     stages = [script.stages_of(slot) for slot in script.slots]
     numbers: dict[tuple[int, str], int] = {}
@@ -179,3 +178,7 @@ def script_lanes(script: Script) -> _ScriptLanes:
             _LaneRow(row.slot, lanes[0], second_lane, slot.does == "send", needs[0], needs[-1])
         )
     return _ScriptLanes(len(numbers), tuple(rows))
+
+
+script_lanes: FactStore[Script, _ScriptLanes] = FactStore(_lanes_of)
+"""The lanes of a script."""
