@@ -266,7 +266,7 @@ def test_a_wait_for_a_process_is_told_by_the_line_of_the_program(capsys, monkeyp
 @pytest.mark.usefixtures("usual")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised again
 @pytest.mark.parametrize("kind", ["communicates", "computes"])
-def test_an_interrupt_at_any_of_fifty_moments_ends_the_run(kind):
+def test_an_interrupt_at_any_of_a_hundred_moments_ends_the_run(kind):
     moments = random.Random(kind)
 
     def body(_rank, _world_size):
@@ -285,7 +285,7 @@ def test_an_interrupt_at_any_of_fifty_moments_ends_the_run(kind):
         backend.spawn(body, 3)
 
     backend.spawn(lambda rank, _: rank, 3)  # what is imported first would be left half done
-    for _ in range(50):  # the ranks start in some milliseconds
+    for _ in range(100):  # the ranks start in some milliseconds
         timer = threading.Timer(moments.uniform(0.002, 0.03), _thread.interrupt_main)
         with pytest.raises(KeyboardInterrupt):
             start_with(timer)
