@@ -15,6 +15,7 @@ with which a run is only played faster.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -81,6 +82,13 @@ MANY_UNEVEN = 1 << 15
 for one size only. The same holds for switch operations in a run that may be the only one; beyond,
 the links of all operations cost more than finding classes (switch of 128 ranks, 32,640 messages:
 103 ms and 13 ms; nvls_tree of 32 ranks, 33,792: 18 and 18; of 128 ranks, 138,240: 110 and 68).
+"""
+
+
+MOST_IN_ARRAYS = 8
+"""Runs of a schedule by array operations, none of which has needed numba, before it is loaded for
+the next one: that takes 200 ms, and saves 1 to 4 ms a run (recursive doubling of 64 to 1,024
+ranks).
 """
 
 
@@ -359,15 +367,17 @@ def run_of_classes(request: Request, classes: Folding | None) -> AbstractContext
 def run_of_all(request: Request) -> AbstractContextManager[LoadedRun | None]:
     """The loaded run of all messages, or of classes that yield the trace hash of all.
 
-    ``None`` if this run may be the only one, or is too large, and while another thread plays it.
+    ``None`` if this run may be the only one, is too large, or is one of few that array operations
+    play, and while another thread plays it.
     """
     if not count_run(request):
         return nullcontext(None)
+    entry, counts = memory_of(request), request.summary
+    few = not request.protocols and entry.runs <= MOST_IN_ARRAYS
+    if entry.lent or (few and "numba" not in sys.modules):
+        return nullcontext(None)
     from simcoll.emulator.folding.loaded_run import fits, whole_run
 
-    entry, counts = memory_of(request), request.summary
-    if entry.lent:
-        return nullcontext(None)
     loaded = entry.loaded.get(CLASSES_OF_ALL_CAPS)
     if loaded is not None and loaded.ends is not None:
         return run_of_classes(request, None)

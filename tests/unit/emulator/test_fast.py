@@ -266,6 +266,27 @@ print("numba" in sys.modules)
 
 @pytest.mark.slow
 @compiled
+def test_numba_is_loaded_for_many_runs_of_a_schedule_and_changes_none():
+    program = """
+import sys, simcoll
+from simcoll.topology import crossbar
+schedule = simcoll.schedule("all_reduce", "recursive_doubling", nranks=64)
+machine = crossbar(64, "1 GB/s")
+for size in (64, 128, 128, 64, 64, 64, 64, 64, 64, 128):
+    plan = simcoll.bind(schedule, count=size)
+    result = simcoll.emulate(plan, machine, data="none", bound=False)
+    print("numba" in sys.modules, size, result.time_fs, result.trace_hash, result.path)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    runs = [line.split(" ", 1) for line in done.stdout.splitlines()]
+    assert [loaded for loaded, _ in runs] == 8 * ["False"] + 2 * ["True"]
+    assert len({outcome for _, outcome in runs}) == 2
+
+
+@pytest.mark.slow
+@compiled
 def test_much_work_is_given_to_the_fast_engine():
     plan = ring(120, protocol=Protocol("jittered", jitter_fs=1000))
     result = emulate(plan, crossbar(120, "1 GB/s"), data="none", bound=False)
