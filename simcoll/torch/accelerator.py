@@ -77,18 +77,6 @@ _CAPABILITY = {
     "b300": (10, 3),
     "gb300": (10, 3),
 }
-_TENSOR_TYPES = (
-    "Float",
-    "Double",
-    "Half",
-    "BFloat16",
-    "Byte",
-    "Char",
-    "Short",
-    "Int",
-    "Long",
-    "Bool",
-)
 
 
 def _in_programs(
@@ -285,7 +273,6 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         *((cuda, name, _nothing) for name in _NOTHING),
         *((cuda, name, _refusal(name)) for name in _REFUSED),
         *((cuda.nvtx, name, _nothing) for name in _NVTX),
-        *((cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor")) for name in _TENSOR_TYPES),
         (cuda.nvtx, "range", _range),
         *((cuda.profiler, name, _nothing) for name in ("start", "stop")),
         (cuda.memory, "_record_memory_history", _nothing),
@@ -313,8 +300,8 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda, "is_bf16_supported", lambda: properties().major >= 8),
         *((cuda, name, _seed) for name in ("manual_seed", "manual_seed_all")),
         (cuda, "initial_seed", torch.initial_seed),
-        (cuda, "get_rng_state", torch.get_rng_state),
-        (cuda, "get_rng_state_all", lambda: [torch.get_rng_state() for _ in range(_count())]),
+        (cuda, "get_rng_state", _rng_state),
+        (cuda, "get_rng_state_all", lambda: [_rng_state() for _ in range(_count())]),
         (cuda, "set_rng_state", torch.set_rng_state),
         (cuda, "set_rng_state_all", lambda new_states: torch.set_rng_state(new_states[0])),
         (cuda, "_lazy_init", _nothing),
@@ -352,6 +339,10 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         *hardware_replacements(),
     ]
     return [*replaced, *_in_their_modules(replaced)]
+
+
+def _rng_state() -> torch.Tensor:
+    return torch.get_rng_state()  # as it is replaced
 
 
 def _in_their_modules(replaced: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:

@@ -28,7 +28,7 @@ from simcoll.distributed.runtime.records import program_starts
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.start.spawning import compute
 from simcoll.torch.buffer_races import Flights
-from simcoll.torch.callers import is_pytorch
+from simcoll.torch.callers import is_program, is_pytorch
 from simcoll.torch.compilation import CompiledCalls
 from simcoll.torch.cuda_memory import Shortage, fit_shape, out_of_memory, shortage_of
 from simcoll.torch.fake_keys import UNSEEN
@@ -60,6 +60,8 @@ _PLAIN = frozenset((torch.Tensor, FakeTensor, torch.nn.Parameter))
 _DEVICE_OF, _META = torch.ops.prim.device.default, torch.device("meta")
 _READ = torch.ops.aten._local_scalar_dense.default
 _RESIZE = torch.ops.aten.resize_.default
+_CONSTRUCTORS = frozenset((torch.ops.aten.lift_fresh.default, torch.ops.aten.empty.memory_format))
+"""Operators of ``torch.Tensor(...)`` and ``torch.FloatTensor(...)``."""
 _INTEGER, _LONGEST = frozenset((int,)), torch.complex128.itemsize
 
 
@@ -127,6 +129,8 @@ class Watched(TorchDispatchMode):
             self.root.inside = False
             key, self.root.key = self.root.key, None
         memory.note(result)
+        if func in _CONSTRUCTORS and is_program(sys._getframe(1).f_code.co_filename):
+            _note_default_place(result)
         if memory.held_bytes > max(memory.limit_bytes, held_bytes) and not _is_fake(result):
             shortage = _shortage(tensors_of((args, kwargs)), memory.held_bytes - held_bytes)
             if shortage is not None:
@@ -247,6 +251,14 @@ class Watched(TorchDispatchMode):
                 device.compute_time_fs += time_fs
                 device.awaited_fs += max(0, launch_fs - time_fs)
             thread.call(compute, max(time_fs, launch_fs) / 1e15, name)
+
+
+def _note_default_place(tensor: torch.Tensor) -> None:
+    """Note where ``torch.Tensor(...)`` and its kind make a tensor, which no function mode sees."""
+    thread = current_thread_or_none()
+    places = None if thread is None else thread.process.places
+    if places is not None and places.get(tensor) is None:
+        places.note(tensor, places.of_default_type)
 
 
 def _shortage(inputs: list[torch.Tensor], new_bytes: int) -> Shortage | None:

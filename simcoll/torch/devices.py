@@ -25,8 +25,10 @@ from torch.distributed import device_mesh, distributed_c10d, fsdp
 from torch.distributed.fsdp import _init_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing import reductions
 from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map_only
 
 from simcoll.torch.accelerator import (
@@ -47,6 +49,7 @@ from simcoll.torch.tensor_devices import (
     device_query,
     tensor_device_replacements,
 )
+from simcoll.torch.tensor_types import place_and_dtype, tensor_type_replacements
 
 __all__ = ["CudaIsCpu", "add_nccl_options", "device_replacements"]
 
@@ -76,13 +79,7 @@ def _to_cpu(device: Any) -> Any:
 
 
 _HERE = str(Path(__file__).parent)
-_FACTORIES = frozenset(
-    getattr(torch, name)
-    for name in (
-        *("arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint"),
-        *("randn", "randperm", "scalar_tensor", "tensor", "zeros", "as_tensor", "asarray"),
-    )
-)
+_FACTORIES = frozenset((*_device_constructors(), torch.normal))
 """They make tensors on the host unless they are given a device, or a tensor on one."""
 
 
@@ -135,11 +132,8 @@ class CudaIsCpu(TorchFunctionMode):
                 if len(args) == 1 and _is_number(args[0])
                 else func(*args, **kwargs)
             )
-        if func is torch.Tensor.type:
-            args = tuple(
-                arg.replace("torch.cuda.", "torch.") if isinstance(arg, str) else arg
-                for arg in args
-            )
+        if func is torch.Tensor.type and (args[1:] or "dtype" in kwargs):
+            return self._convert(*args, **kwargs)
         device = kwargs.get("device")
         if device is not None:
             kwargs = {**kwargs, "device": _to_cpu(device)}
@@ -157,7 +151,12 @@ class CudaIsCpu(TorchFunctionMode):
         explicit = place = _place(device)
         if place is None and device == _CPU and self._means_host(func, sys._getframe(1)):
             place = HOST
-        by_default = device is None and func in _FACTORIES and not _caller().startswith(_HERE)
+        by_default = (
+            device is None
+            and func in _FACTORIES
+            and not _caller().startswith(_HERE)
+            and self.places.of_inputs((*args, *kwargs.values())) is None
+        )
         if func is torch._C._nn._parse_to:
             self.places.of_module = place
         if func is torch.Tensor.to and place is None and device is not None:
@@ -188,6 +187,18 @@ class CudaIsCpu(TorchFunctionMode):
                     place = self._default_place()
             self.places.note(result, HOST if pinned else place, offloaded=by_name, pinned=pinned)
         return result
+
+    def _convert(
+        self, tensor: torch.Tensor, dtype: Any, non_blocking: bool = False, **kwargs: Any
+    ) -> torch.Tensor:
+        """``Tensor.type``, which takes a device with a dtype, or a dtype alone."""
+        place, dtype = place_and_dtype(current_thread().process, dtype)
+        return self._move(
+            tensor,
+            self.places.get(tensor) if place is None else place,
+            lambda: torch.Tensor.type(tensor, dtype, non_blocking, **kwargs),
+            wait=not non_blocking,
+        )
 
     def _default_place(self) -> int:
         """Where tensors are made without a device."""
@@ -665,6 +676,17 @@ def _from_memory(
 
 
 @for_ranks
+def _from_dlpack(thread: RankThread, standard: Any, ext_tensor: Any, **kwargs: Any) -> Any:
+    """A tensor on the memory of another, or of another library's array, which is the host's."""
+    result = standard(ext_tensor, **kwargs)
+    if thread.process.places is not None:
+        of_tensor = isinstance(ext_tensor, torch.Tensor)
+        place = thread.process.places.get(ext_tensor) if of_tensor else HOST
+        thread.process.places.note(result, place)
+    return result
+
+
+@for_ranks
 def _autocast(
     _thread: Any,
     standard: Any,
@@ -710,6 +732,7 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     return [
         *accelerator_replacements(gpu),
         *tensor_device_replacements(),
+        *tensor_type_replacements(),
         (_tensor_str, "_str_intern", _print(_tensor_str._str_intern)),
         *(
             (owner, "init_device_mesh", _mesh(device_mesh.init_device_mesh))
@@ -734,6 +757,16 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (torch, "Generator", _Generator),
         (torch.cuda, "default_generators", GeneratorsOfNode()),
         *((torch, name, _from_memory(getattr(torch, name))) for name in _OF_MEMORY),
+        *(
+            (owner, "get_rng_state", _from_memory(torch.get_rng_state))
+            for owner in (torch, torch.random)
+        ),
+        *(
+            (owner, "from_dlpack", _from_dlpack(torch.from_dlpack))
+            for owner in (torch, torch.utils.dlpack)
+        ),
+        # Tensors from other processes, such as the workers of a loader.
+        (reductions, "rebuild_tensor", _from_memory(reductions.rebuild_tensor)),
         *(
             (owner, "new_subgroups", _subgroups(c10d.new_subgroups))
             for owner in (distributed, c10d)

@@ -54,6 +54,8 @@ class Places:
         The GPUs on which tensors were placed.
     default_device
         The device of tensors that are made without one.
+    of_default_type
+        The place of what ``torch.Tensor(...)`` makes: that of the default type of tensors.
     making
         The place of what the call in progress makes; None: that of its inputs.
     """
@@ -69,6 +71,7 @@ class Places:
         self.of_module: int | None = None
         self.gpus: set[int] = set()
         self.default_device = torch.device("cpu")
+        self.of_default_type = HOST
         self.making: int | None = None
 
     def note(
@@ -78,6 +81,8 @@ class Places:
         if isinstance(value, (tuple, list)):
             for part in value:
                 self.note(part, place, offloaded=offloaded, pinned=pinned)
+        elif place is not None and isinstance(value, torch.Tensor) and value.is_sparse:
+            self.note((value._indices(), value._values()), place)
         elif place is not None and has_storage(value):
             self.note_storage(value.untyped_storage(), place, offloaded=offloaded, pinned=pinned)
 
