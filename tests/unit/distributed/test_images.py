@@ -130,7 +130,7 @@ def both(monkeypatch, program, machine, sizes, *args, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize(("machine", "sizes", "options"), MACHINES)
 def test_random_programs(counted, monkeypatch, machine, sizes, options):
-    for seed in range(6):
+    for seed in range(3):
         images, every = both(monkeypatch, mesh_program, machine, sizes, seed, **options)
         assert summary(images) == summary(every), seed
     assert counted["images"]
@@ -221,7 +221,7 @@ def test_flows_that_come_again_take_their_known_rates(monkeypatch, machine, size
         return spread(self, queue)
 
     monkeypatch.setattr(fabric.Fabric, "_spread", count)
-    for seed in range(3):
+    for seed in range(2):
         runs = []
         for least in (0, math.inf):
             monkeypatch.setattr(fabric, "LEAST_DIRTY", least)
