@@ -157,6 +157,9 @@ class Socket:
         Family and model number of an x86 processor.
     devices
         Devices in the order of the file.
+    affinity
+        Its CPUs as Linux shows them, hexadecimal masks of 32 such as ``"0000ffff,ffff0000"``; empty
+        if unknown.
     """
 
     number: int
@@ -164,6 +167,7 @@ class Socket:
     devices: tuple[Device, ...]
     family: int = 6
     model: int = 0
+    affinity: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
@@ -27,6 +28,8 @@ _VENDORS = {
     "CentaurHauls": "zhaoxin",
     "  Shanghai  ": "zhaoxin",
 }
+_MASKS = re.compile("[0-9a-f,]{1,255}")
+"""CPUs as Linux shows them, as long as NCCL takes a value."""
 _MODEL = ("vendor", "device", "subsystem_vendor", "subsystem_device")
 
 
@@ -44,12 +47,14 @@ def host_in(root: Element) -> HostTree:
 
 def _socket(element: Element, counts: dict[str, int]) -> Socket:
     vendor = _VENDORS.get(element.get("vendor", ""), element.get("arch", "unknown"))
+    affinity = element.get("affinity", "")
     return Socket(
         number=whole_number_of(element, "numaid", 0),
         vendor=vendor,
         devices=tuple(_devices(element, counts)),
         family=whole_number_of(element, "familyid", 6),
         model=whole_number_of(element, "modelid", 0),
+        affinity=affinity if _MASKS.fullmatch(affinity) else "",
     )
 
 

@@ -15,7 +15,14 @@ from simcoll.topology.host_tree import (
     Socket,
 )
 
-__all__ = ["host_lines"]
+__all__ = ["ANY_CPU", "host_lines"]
+
+ANY_CPU = ",".join(16 * ["ffffffff"])
+"""Affinity of a socket whose CPUs are not known: 512 CPUs, so that NCCL binds no thread.
+
+Without one, each rank of NCCL adds that of its own socket (``ncclTopoGetXmlFromCpu``) and no other,
+and NCCL, which joins the files of all ranks by equal attributes, sees each socket twice.
+"""
 
 _NO_ADDRESS = "fffffff:ff:ff.0"
 """NCCL's entry for NVSwitches without addresses."""
@@ -30,7 +37,8 @@ def host_lines(host: HostTree, fabric: str) -> Iterator[str]:
     """The lines of a file inside its ``<system>``; ``fabric`` is the topology's trait."""
     card = _CLASSES["ib" if fabric == "ib" else "ethernet"]
     for socket in host.sockets:
-        yield f'  <cpu numaid="{socket.number}" {_processor(socket)}>'
+        affinity = socket.affinity or ANY_CPU
+        yield f'  <cpu numaid="{socket.number}" affinity="{affinity}" {_processor(socket)}>'
         for device in socket.devices:
             yield from _device(device, "    ", card)
         yield "  </cpu>"

@@ -17,7 +17,7 @@ from simcoll.topology.capability import GENERATIONS_OF_NVIDIA, compute_capabilit
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.host_tree import HostTree, gpus_of
 from simcoll.topology.readers.link_speeds import XGMI, nvlink, pcie_rate
-from simcoll.topology.readers.nccl_host_writer import host_lines
+from simcoll.topology.readers.nccl_host_writer import ANY_CPU, host_lines
 from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 
 __all__ = ["nccl_topology_xml"]
@@ -146,7 +146,7 @@ class _SystemXmlWriter:
         attributes = _CPUS.get(vendor, _CPUS["intel"])
         visited: set[int] = set()
         for number, cpu in enumerate(cpus or [-1]):
-            yield f'  <cpu numaid="{number}" {attributes}>'
+            yield f'  <cpu numaid="{number}" affinity="{ANY_CPU}" {attributes}>'
             devices = list(self._inside(cpu, below, visited, 2)) if cpus else []
             yield from devices
             if not cpus:

@@ -2,13 +2,16 @@
 for.
 """
 
+import re
 from dataclasses import replace
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.topology import crossbar, load_topology, shipped_topologies
+from simcoll.topology.readers.nccl_host_writer import ANY_CPU
 from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 from simcoll.topology.readers.nccl_xml_writer import nccl_topology_xml
 
@@ -35,6 +38,43 @@ def test_links_are_counted(name, links):
             for machine in (again, topology)
         ]
         assert ends[0] == ends[1]
+
+
+def sockets_that_nccl_sees(content):
+    """Sockets in the files of all ranks, joined by equal attributes (``ncclTopoFuseXml``), after
+    each rank has added what the socket of its own GPU lacks (``ncclTopoGetXmlFromCpu``).
+    """
+    cpus = ET.fromstring(content).findall("cpu")
+    of_rank = [number for number, cpu in enumerate(cpus) for _ in cpu.iter("gpu")]
+    files = [
+        [
+            {"affinity": "ff", **cpu.attrib} if number == own else cpu.attrib
+            for number, cpu in enumerate(cpus)
+        ]
+        for own in of_rank
+    ]
+    return {tuple(sorted(attributes.items())) for file in files for attributes in file}
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "gcp-a4x-max", "mi300x", "rtx-pro-6000", "dgx-1v"])
+def test_nccl_sees_each_socket_once(name):
+    content = nccl_topology_xml(load_topology(name, nodes=1))
+    sockets = sockets_that_nccl_sees(content)
+    assert len(sockets) == content.count(b"<cpu ") >= 1
+    without = re.sub(rb' affinity="[^"]*"', b"", content)
+    ranks = {cpu.get("numaid") for cpu in ET.fromstring(content) if cpu.find(".//gpu") is not None}
+    assert (len(sockets_that_nccl_sees(without)) > len(sockets)) == (len(ranks) > 1)
+
+
+@pytest.mark.parametrize(
+    ("affinity", "written"),
+    [("0000ffff,ffff0000", "0000ffff,ffff0000"), ("0&quot;/&gt;", ANY_CPU), ("", ANY_CPU)],
+)
+def test_cpus_of_a_dump_are_kept(affinity, written):
+    content = nccl_topology_xml(load_topology("dgx-h100", nodes=1)).decode()
+    dump = content.replace(ANY_CPU, affinity, 1)
+    again = ET.fromstring(nccl_topology_xml(parse_nccl_xml(dump.encode())))
+    assert [cpu.get("affinity") for cpu in again] == [written, ANY_CPU]
 
 
 @pytest.mark.slow
