@@ -10,9 +10,9 @@ time after it is below the 90 % interval of the time before. Its cause is
 * *measured*, if times fall in half of the published tables of the library, GPUs and network that
   leave this choice for the same protocol;
 * *reported*, if its makers published that the library leaves this choice too late;
-* *links*, if none is wide without the variables that choose links;
-* *estimate*, if none is wide with the library's own latency of LL, by which it chooses, instead of
-  the measured one;
+* *links*, if none is wide without the variables that choose links, or without these and the limit;
+* *estimate*, if none is wide with the library's own latency of LL and its own limit of LL over
+  nodes, by which it chooses, instead of the measured ones;
 * *fit* otherwise: the times before or after are wrong, or no table has them.
 """
 
@@ -54,8 +54,10 @@ REPORTED = {("rccl", "LL128", "Simple"): "https://github.com/ROCm/rocm-systems/p
 """Changes of a protocol after which the makers of a library measured less time, and where."""
 SLIGHT = 1e-9
 """Share of a time that rounding may take."""
-OWN_LATENCY = {"ll_hop_factor": 1.0, "ll_base_factor": 1.0, "ll_growth": 0.0}
-"""Numbers of a class of GPUs without which LL has the latency that its library states."""
+OWN_LL = {"ll_hop_factor": 1.0, "ll_base_factor": 1.0, "ll_growth": 0.0, "net_ll_share": 1.0}
+"""Numbers of a class of GPUs without which LL has the latency and the limit over nodes that its
+library states.
+"""
 NEAR = 4
 """Factor of a size within which falls are one: published tables have one size in two or four."""
 CLEAR = 0.1
@@ -184,9 +186,10 @@ def cause(topology: Topology, question: Question, fall: Fall) -> str:
     protocols = before.split()[1], after.split()[1]
     if (question.library.name, *protocols) in REPORTED:
         return "reported"
-    if usual != environment and not is_left(usual):
+    if usual != environment and not (is_left(usual) and is_left(replace(usual, max_ctas=0))):
         return "links"
-    places = {f"{question.gpu_class}.{name}": number for name, number in OWN_LATENCY.items()}
+    places = {f"{question.gpu_class}.{name}": number for name, number in OWN_LL.items()}
+    places["correction.net_ll_share"] = 1.0
     own = question.library.with_values(places)
     return "fit" if is_left(environment, own) else "estimate"
 

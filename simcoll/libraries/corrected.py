@@ -45,6 +45,8 @@ BYTES = ("int8", "uint8")
 """Element types whose reduction takes longer than copying."""
 BLOCK_BYTES = 16
 """Least bytes of a block of a ring."""
+MOST_RISEN_BYTES = 2**34
+"""Greatest size at which published tables show how the rate of rings rises."""
 VERBS = ("ib", "roce")
 """Fabrics on which NCCL needs no plugin."""
 NVLS_CHANNELS = 16
@@ -320,6 +322,12 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
     if terms.protocol == "Simple":
         latency = _with_fill(latency, terms, question, size_bytes)
         rate = rate * _buffered_share(question, buses, np.maximum(hop, net))
+        if terms.algorithm == "ring" and s.domains == 1:
+            rate = rate * _risen_share(question, size_bytes)
+            hops_us = terms.hops * hop * number(f"{gpu_class}.simple_hop_factor", 1.0)
+            hidden_us = _hidden_hops(hops_us, size_bytes / (1000 * rate), question)
+            latency = latency - hidden_us
+            hop = hop * (1 - hidden_us / hops_us)
     elif s.domains > 1:
         steps = constants.numbers(f"{fabric}.steps")
         if steps:
@@ -380,6 +388,26 @@ def _buffered_share(question: Question, buses: Buses, message_us: Floats) -> Flo
     channels = call_channels(communicator) if communicator else 2 * buses.channels
     limit = channels * environment.buffer_bytes / (2000 * message_us)
     return np.minimum(1.0, limit / buses.ring_GBps)
+
+
+def _risen_share(question: Question, size_bytes: Floats) -> Floats:
+    """Share of the rate of 1 GiB that rings through NVSwitches reach under Simple at a size.
+
+    It grows alike on A100, Hopper and Blackwell, up to the greatest sizes that were measured.
+    """
+    machine = question.machine
+    if machine.inside != "nvlink" or machine.peer_uBps < machine.gpu_uBps:
+        return np.ones(len(size_bytes))
+    rise = question.constants.number("correction.ring_rise", 0.0)
+    return (np.minimum(size_bytes, MOST_RISEN_BYTES) / 2**30) ** rise
+
+
+def _hidden_hops(hops_us: Floats, transfer_us: Floats, question: Question) -> Floats | float:
+    """The part of the latency of a ring's hops that its transfer hides."""
+    power = question.constants.number(f"{question.gpu_class}.ring_overlap", 1.0)
+    if power == 1:
+        return 0.0
+    return hops_us + transfer_us - (hops_us**power + transfer_us**power) ** (1 / power)
 
 
 def _tree_share(size_bytes: Floats, protocol: str, constants: Library) -> Floats:

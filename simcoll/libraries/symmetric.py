@@ -2,8 +2,8 @@
 other's memory, without a ring or tree.
 
 Their times are NCCL's own estimate by size, ranks and number of blocks (src/sym_kernels.cc), whose
-numbers are in the library file. It is beyond what links carry at large sizes, so that no kernel is
-faster here than the same links are with ordinary buffers.
+numbers are in the library file. At large sizes it is not what links carry, so that there no kernel
+is faster here than the same links are with ordinary buffers, and no copy or sum of parts slower.
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ def symmetric_costs(
         weighted.append(estimate_us * (1 + COST_OF_A_BLOCK * blocks))
         # With the number of blocks an estimate jumps back a little, which no time does.
         time_us = np.maximum(fastest_us, least_us)
+        if kernel.protocol == "Simple" and question.collective != "all_reduce":
+            time_us = np.minimum(time_us, _start_us(kernel, question) + least_us)
         infinite = np.full_like(time_us, np.inf)  # the time is all in the latency
         costs.append(Cost("symmetric", kernel.protocol, int(blocks.max()), time_us, infinite))
     return costs, np.array(weighted)
@@ -133,7 +135,6 @@ def _estimate(
         limit = -(-BLOCKS_OF_SWITCHES.get(generation, 16) // ranks)
     limit = min(limit, environment.max_ctas or limit)
     kind = COLLECTIVES.index(question.collective)
-    base_us = constants.numbers(f"{place}.symmetric_{kernel.protocol.lower()}_start")[kind]
     block_GBps = constants.numbers(f"{place}.symmetric_block_rate")[kind]
     links_GBps, switches_GBps = constants.numbers(f"{place}.symmetric_rate")
     peak_GBps = switches_GBps if is_reduced_there else links_GBps
@@ -143,8 +144,14 @@ def _estimate(
     excess = np.log1p(np.expm1(peak_GBps / block_GBps) * np.exp(-rates / block_GBps))
     rates = peak_GBps - block_GBps * excess
     link_us = kernel.bytes_on_links * size_bytes[:, None] / (1000 * rates[None, :])
-    times_us = base_us + np.logaddexp(0.0, link_us - 1)
+    times_us = _start_us(kernel, question) + np.logaddexp(0.0, link_us - 1)
     is_enough = times_us <= NEAR * times_us[:, -1:]
     fewest = np.argmax(is_enough, axis=1)
     time_us = np.take_along_axis(times_us, fewest[:, None], axis=1)[:, 0]
     return counts[fewest].astype(float), time_us, times_us[:, -1]
+
+
+def _start_us(kernel: SymmetricKernel, question: Question) -> float:
+    """The time of a kernel without data."""
+    place = f"generation.{question.machine.generation}.symmetric_{kernel.protocol.lower()}_start"
+    return question.constants.numbers(place)[COLLECTIVES.index(question.collective)]
