@@ -24,6 +24,7 @@ from torch.autograd import graph
 from torch.distributed import device_mesh, distributed_c10d, fsdp
 from torch.distributed.fsdp import _init_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_init
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing import reductions
 from torch.nn.attention import flex_attention
@@ -496,10 +497,44 @@ def _data_parallel_inputs(
 ) -> Any:
     """The inputs of a forward pass, which ``DistributedDataParallel`` moves to its GPU."""
     if hasattr(self, "_simulated_devices") and thread.process.places is not None:
-        inputs, kwargs = tree_map_only(
-            torch.Tensor, lambda tensor: tensor.to(self.device), (inputs, kwargs)
-        )
+        inputs, kwargs = _on_gpu(thread.process.places, (inputs, kwargs), self.device)
     return standard(self, *inputs, **kwargs)
+
+
+def _on_gpu(places: Places, values: Any, device: Any) -> Any:
+    """Values with copies on a GPU of the tensors that are on the host."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device) if places.get(tensor) == HOST else tensor
+
+    return tree_map_only(torch.Tensor, move, values)
+
+
+@for_ranks
+def _fully_sharded_inputs(
+    thread: RankThread, standard: Any, self: Any, module: Any, args: Any, kwargs: Any
+) -> Any:
+    """The inputs of a forward pass, which ``fully_shard`` moves to the GPU of its outermost
+    module.
+    """
+    result = standard(self, module, args, kwargs)
+    context = self._state_ctx
+    on_gpus = any(
+        isinstance(group.mesh_info.mesh._device_type, GpuMeshName)
+        for state in context.all_states
+        for group in _groups_of(state)
+    )
+    if context.iter_forward_root is not self or not on_gpus or thread.process.places is None:
+        return result
+    return _on_gpu(thread.process.places, result, "cuda")
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """The groups of sharded parameters of a module's state."""
+    if hasattr(state, "_fsdp_param_groups"):
+        groups: list[Any] = state._fsdp_param_groups
+        return groups
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 @for_ranks
@@ -511,6 +546,12 @@ def _states_to_device(
     if thread.process.places is not None:
         for tensor in (*params, *buffers):
             thread.process.places.forget_host(tensor)
+
+
+@for_ranks
+def _default_mesh(_thread: Any, standard: Any, _device_type: str, **kwargs: Any) -> Any:
+    """The mesh of ``fully_shard`` without one, for which PyTorch looks for an accelerator."""
+    return standard("cuda", **kwargs)
 
 
 @for_ranks
@@ -781,6 +822,12 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (data_parallel, "__init__", _data_parallel(data_parallel.__init__)),
         (data_parallel, "_pre_forward", _data_parallel_inputs(data_parallel._pre_forward)),
         (_fsdp_init, _TO_DEVICE, _states_to_device(getattr(_fsdp_init, _TO_DEVICE))),
+        (
+            FSDPState,
+            "_root_pre_forward",
+            _fully_sharded_inputs(FSDPState._root_pre_forward),
+        ),
+        (_fsdp_init, "init_device_mesh", _default_mesh(_fsdp_init.init_device_mesh)),
         (torch, "set_default_device", _set_default_device(torch.set_default_device)),
         (data_parallel, "_check_comm_hook", _checked_hook(data_parallel._check_comm_hook)),
         (amp.autocast_mode.autocast, "__init__", _autocast(amp.autocast_mode.autocast.__init__)),

@@ -178,6 +178,15 @@ def test_meshes_and_distributed_tensors():
     assert on_both(body) == ["cuda:1"] * 7
 
 
+def test_fully_shard_without_a_mesh_uses_the_gpu_of_its_rank():
+    def program(_rank, _world_size):
+        dist.init_process_group("nccl")
+        layer = fsdp.fully_shard(nn.Linear(4, 4))
+        return names(layer.weight), str(torch.cuda.current_device())
+
+    assert backend.spawn(program, 2, cuda_is_cpu=True).returns[1] == (["cuda:1"], "1")
+
+
 @pytest.mark.slow
 def test_data_parallel_moves_its_inputs():
     def body():
@@ -196,6 +205,20 @@ def test_data_parallel_moves_its_inputs():
 
     said = backend.spawn(program, 2, cuda_is_cpu=True).returns[1]
     assert said == ["cuda:1", "cpu", "cuda:1", "cuda:1"]
+
+
+@pytest.mark.slow
+def test_fully_shard_moves_the_inputs_of_its_outermost_module():
+    def body():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        seen = []
+        model[0].register_forward_pre_hook(lambda _, inputs: seen.extend(names(*inputs)))
+        for module in (*model, model):
+            fsdp.fully_shard(module)
+        host = torch.ones(1, 4)
+        return [*seen, *names(model(host), host)], seen
+
+    assert on_both(body) == (["cuda:1", "cpu"], ["cuda:1"])
 
 
 def test_fake_tensors():
