@@ -10,7 +10,7 @@ not assumed: the rotations are counted on the links of the topology, and compare
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -66,39 +66,47 @@ def nodes_alike(topology: Topology) -> Ints:
     return np.arange(n)[:, None]
 
 
+def _messages(
+    nodes: Ints, inner: Sequence[Tree], steps: Ints, parts: int
+) -> Iterator[tuple[Ints, Ints, int]]:
+    """Sources and targets of the messages of all rotations, by distance over the nodes and by link
+    inside them, each with the copies of a part that it carries.
+    """
+    count = len(nodes)
+    for step in np.flatnonzero(steps).tolist():
+        yield (
+            nodes.reshape(-1),
+            nodes[(np.arange(count) + step) % count].reshape(-1),
+            parts * int(steps[step]),
+        )
+    for tree in inner:
+        for a, b in tree.links:
+            yield nodes[:, a], nodes[:, b], tree.copies * count
+
+
 def ratio_of_turns(
     topology: Topology, nodes: Ints, inner: Sequence[Tree], parents: Parents, *, backwards: bool
 ) -> Fraction | None:
     """Time of the most loaded link, as in :class:`simcoll.bounds.packing.Packing`; ``None`` if a
     message would pass through a rank.
     """
-    count, places = nodes.shape
+    count = len(nodes)
     parts = sum(tree.copies for tree in inner if tree.root == 0)
     steps = np.bincount(
         [(offset - parents[offset]) % count for offset in range(1, count)], minlength=count
     )
-    positions = np.arange(count)
-    src, dst, copies = [], [], []
-    for step in np.flatnonzero(steps).tolist():
-        src.append(nodes.reshape(-1))
-        dst.append(nodes[(positions + step) % count].reshape(-1))
-        copies.append(np.full(count * places, parts * int(steps[step])))
-    for tree in inner:
-        for a, b in tree.links:
-            src.append(nodes[:, a])
-            dst.append(nodes[:, b])
-            copies.append(np.full(count, tree.copies * count))
-    ends = (dst, src) if backwards else (src, dst)
-    routes = topology.route(*(np.concatenate(end) for end in ends)).links
-    used = routes >= 0
     ranks = np.zeros(len(topology.node_names), np.bool_)
     ranks[topology.rank_nodes] = True
-    last = np.cumsum(used[:, ::-1], axis=1)[:, ::-1] == 1
-    if not used[:, 0].all() or (used & ~last & ranks[topology.link_dst[routes]]).any():
-        return None
-    crossings = np.broadcast_to(np.concatenate(copies)[:, None], used.shape)[used]
     load = np.zeros(topology.nlinks, np.int64)
-    np.add.at(load, routes[used], crossings)
+    # One distance at a time: routes of all may take gigabytes, and the first may pass a rank.
+    for src, dst, copies in _messages(nodes, inner, steps, parts):
+        ends = (dst, src) if backwards else (src, dst)
+        routes = topology.route(*ends).links
+        used = routes >= 0
+        last = np.cumsum(used[:, ::-1], axis=1)[:, ::-1] == 1
+        if not used[:, 0].all() or (used & ~last & ranks[topology.link_dst[routes]]).any():
+            return None
+        load += copies * np.bincount(routes[used], minlength=topology.nlinks)
     worst = max(
         Fraction(bytes_crossing, capacity)
         for bytes_crossing, capacity in zip(
