@@ -38,14 +38,17 @@ def in_workload(kind, size, topology, tier):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(shipped_files("topologies")) - WITHOUT_LIBRARY))
-def test_a_plan_takes_the_predicted_time_on_every_machine(name):
+@pytest.mark.parametrize(
+    ("place", "name"), [*enumerate(sorted(set(shipped_files("topologies")) - WITHOUT_LIBRARY))]
+)
+def test_a_plan_takes_the_predicted_time_on_every_machine(place, name):
+    """Sizes take turns: every machine meets each of them, and every collective all of them."""
     topology = machine(name)
-    for kind in COLLECTIVES:
-        for size in SIZES:
-            predicted = predict(kind, size, topology)
-            played_fs = alone_fs(library_plan(kind, size, topology), topology)
-            assert played_fs == pytest.approx(predicted.time_fs, rel=1e-4), (kind, size)
+    for turn, kind in enumerate(COLLECTIVES, place):
+        size = SIZES[turn % len(SIZES)]
+        predicted = predict(kind, size, topology)
+        played_fs = alone_fs(library_plan(kind, size, topology), topology)
+        assert played_fs == pytest.approx(predicted.time_fs, rel=1e-4), (kind, size)
 
 
 @pytest.mark.slow
