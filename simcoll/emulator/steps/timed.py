@@ -57,6 +57,10 @@ DIGESTED_BYTES = 1 << 16
 """
 REMEMBERED_ROWS = 1 << 18
 """Number of rows of recent steps and shapes kept for steps that recur (some 130 bytes a row)."""
+MOST_COMPARED_ROWS = 1 << 19
+"""Number of rows of a step up to which it is compared with others (bruck, the all_to_all of 1,024
+ranks: of eleven steps of local copies, the ten with 524,288 are equal).
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -278,6 +282,8 @@ class StepTimer:
             a, b = src[rows], dst[rows]
             route = self.routes_of(a, b, None if paths is None else paths.rows(rows))
             crossed = placement.links(a, b, channel[rows], route.links)
+            if (a == b).all():
+                crossed = crossed[:, :0]  # local transfers cross no links
             if crossed.shape[1] > links.shape[1]:  # in the first block, and rarely later
                 links = np.pad(
                     links, ((0, 0), (0, crossed.shape[1] - links.shape[1])), constant_values=-1
@@ -318,7 +324,7 @@ class StepTimer:
 
 def is_too_long(steps: Sequence[Moves]) -> bool:
     """Whether there is one step, of too many messages to be compared with later ones."""
-    return len(steps) == 1 and steps[0].rows > REMEMBERED_ROWS
+    return len(steps) == 1 and steps[0].rows > MOST_COMPARED_ROWS
 
 
 def ends_key(step: Moves) -> Key:
@@ -370,6 +376,9 @@ def batches(groups: Iterable[Group], *, unrolled: bool) -> Iterator[tuple[list[M
             yield list(group), times
             continue
         for step in chain.from_iterable(repeat(group, times)):
+            if batch and step.rows > REMEMBERED_ROWS:  # alone, it may have narrower links
+                yield batch, 1
+                batch, rows = [], 0
             batch.append(step)
             rows += step.rows
             if rows >= BATCH_ROWS:
