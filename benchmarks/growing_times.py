@@ -12,7 +12,7 @@ time after it is below the 90 % interval of the time before. Its cause is
 * *reported*, if its makers published that the library leaves this choice too late;
 * *links*, if none is wide without the variables that choose links, or without these and the limit;
 * *estimate*, if none is wide with the library's own latency of LL and its own limit of LL over
-  nodes, by which it chooses, instead of the measured ones;
+  nodes, by which it chooses, instead of the measured ones, or so without ``NCCL_MAX_CTAS``;
 * *fit* otherwise: the times before or after are wrong, or no table has them.
 """
 
@@ -191,7 +191,9 @@ def cause(topology: Topology, question: Question, fall: Fall) -> str:
     places = {f"{question.gpu_class}.{name}": number for name, number in OWN_LL.items()}
     places["correction.net_ll_share"] = 1.0
     own = question.library.with_values(places)
-    return "fit" if is_left(environment, own) else "estimate"
+    without_limit = replace(environment, max_ctas=0)
+    is_fit = is_left(environment, own) and is_left(without_limit, own)
+    return "fit" if is_fit else "estimate"
 
 
 def table(changes: list[tuple[Fall, str]]) -> Iterator[str]:

@@ -175,19 +175,21 @@ REASONS = """
   takes longer (LL, 415 us) than 2 MiB (LL128, 319 us). Two points, of which one is 8 B, calibrate a ring, and not what runs from 1 KiB on: rows below 16 KiB lie 14 % from such a
   calibration in a node, and 24 % over several, so that a launch counts only beyond that.
 * **Times grow with the size** as long as algorithm and protocol stay: `python benchmarks/growing_times.py 10000` found no fall in 10,000 random
-  combinations of machine, variables and collective, with 80 sizes each (64 s of CPU time). Where the choice changes, a larger size took less time 716 times: NCCL, RCCL, or the rule
-  of a machine without graphs, leaves a choice too late there, as it does on two nodes of A100 (135 us at 512 KiB, 120 at 1 MiB). 292 of the 716 fall below the 90 % interval of the
+  combinations of machine, variables and collective, with 80 sizes each (127 s of CPU time, on a busy machine). Where the choice changes, a larger size took less time 712 times: NCCL, RCCL, or the rule
+  of a machine without graphs, leaves a choice too late there, as it does on two nodes of A100 (135 us at 512 KiB, 120 at 1 MiB). 295 of the 712 fall below the 90 % interval of the
   time before. The benchmark lists them by change, machine and cause:
 
-  | of 292 | where | cause |
+  | of 295 | where | cause |
   |---|---|---|
   | 135 | mostly one node of NVLink or xGMI, from LL | `NCCL_MAX_CTAS`, without which none is left: times count the limit, the estimates of NCCL and RCCL do not, so that they leave LL where all channels should. NCCL's host code does so too: on 8 A100 at 2 MiB, and on 8 H100 at 4 MiB of all_gather, with 24 channels as with limits of 4 and 8, and with the same estimate |
   | 59 | Slingshot of Alps, from a ring under LL to Simple | NCCL with that plugin: 4 nodes were measured at 1,481 us for 1 MiB under LL, and at 210 for 2 MiB. That the other collectives fall as far is not measured |
-  | 15 | MI300X, trees from LL to LL128 over nodes, and rings from LL to MSCCL++ | RCCL's sizes: 415 us were measured for 1 MiB, and 319 for 2 MiB |
+  | 16 | MI300X, trees from LL to LL128 over nodes, and rings from LL to MSCCL++ | RCCL's sizes: 415 us were measured for 1 MiB, and 319 for 2 MiB |
   | 25 | AMD's GPUs over nodes, from LL128 to Simple | RCCL's sizes: AMD measured 809 us for 64 MiB on 16 MI350X under LL128, where they had it, and 661 under Simple (github.com/ROCm/rocm-systems, pull request 9406) |
-  | 33 | sockets, a single NIC, or no peer access | variables that choose links, without which none is left; not measured |
-  | 17 | racks of 16 and more Blackwell GPUs, from a ring under LL to reduction in switches | NCCL's estimate: it counts 0.6 us for a hop of LL, which takes 1.3 on 2 to 8 of these GPUs, on a straight line, so that 16 GPUs leave LL at 128 KiB, where both take 25 us by its estimate, and 48 and 28 as predicted. With NCCL's number for the hop no fall is left. No published table has these sizes on a rack |
-  | 8 | rings under LL of V100 over nodes (3), trees under Simple of AMD's GPUs over nodes (4), one without peer access | not explained, or not measured |
+  | 36 | sockets, a single NIC, or no peer access | variables that choose links, without which, or without these and `NCCL_MAX_CTAS`, none is left; not measured |
+  | 16 | racks of 16 and more Blackwell GPUs, from a ring under LL to reduction in switches | NCCL's estimate: it counts 0.6 us for a hop of LL, which takes 1.3 on 2 to 8 of these GPUs, on a straight line, so that 16 GPUs leave LL at 128 KiB, where both take 25 us by its estimate, and 48 and 28 as predicted. With NCCL's number for the hop, and in two cases without `NCCL_MAX_CTAS`, no fall is left. No published table has these sizes on a rack |
+  | 3 | V100 over nodes, rings from LL to LL128 at 1.2 to 1.3 MiB | NCCL's estimate: it counts on all of the limit of LL for hosts, of which rings reach 0.41 on A100 and over plugins (`correction.net_ll_share`). With all of it no fall is left. Two nodes of A100 were measured so, no V100 |
+  | 4 | AMD's GPUs over nodes, from trees to rings under Simple at 104 to 244 MiB | RCCL's sizes, which leave trees at 128 MiB on two nodes and at 256 on more, and trees' shortfall below that, which is the one of NVIDIA's tables. Without it no fall is left, but at 32 to 128 MiB two tables of two nodes show it: predicted 2 to 6 % too slow with it, and 4 to 14 % too fast without. No table has more nodes there |
+  | 1 | two nodes of MI300X without peer access, trees from LL to Simple at 0.8 MiB | RCCL's size of 1 MiB for LL, as measured for LL128, which is not offered there |
 
   LL has the lowest of three rates over nodes: half of what the network carries, since half of its bytes are flags; what kernels reach; and a share of NCCL's limit for hosts. On Hopper and Blackwell over
   InfiniBand and RoCE all of that limit, or 0.87 (`class.*.net_ll_share`): an all_gather on two nodes of H200 or B200 takes 5 to 8 us longer at 512 KiB than at 64 KiB, and 27 if A100 and plugins
