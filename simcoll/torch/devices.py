@@ -518,15 +518,16 @@ def _fully_sharded_inputs(
     module.
     """
     result = standard(self, module, args, kwargs)
-    context = self._state_ctx
-    on_gpus = any(
+    process, context = thread.process, self._state_ctx
+    on_gpus = process.places is not None and process.uses_gpu()
+    on_gpus = on_gpus and all(
         isinstance(group.mesh_info.mesh._device_type, GpuMeshName)
         for state in context.all_states
         for group in _groups_of(state)
     )
-    if context.iter_forward_root is not self or not on_gpus or thread.process.places is None:
+    if context.iter_forward_root is not self or not on_gpus:
         return result
-    return _on_gpu(thread.process.places, result, "cuda")
+    return _on_gpu(process.places, result, "cuda")
 
 
 def _groups_of(state: Any) -> list[Any]:

@@ -216,9 +216,11 @@ def test_fully_shard_moves_the_inputs_of_its_outermost_module():
         for module in (*model, model):
             fsdp.fully_shard(module)
         host = torch.ones(1, 4)
-        return [*seen, *names(model(host), host)], seen
+        seen += names(model(host), host)
+        seen += names(fsdp.fully_shard(nn.Identity())(host))
+        return seen
 
-    assert on_both(body) == (["cuda:1", "cpu"], ["cuda:1"])
+    assert on_both(body) == ["cuda:1", "cuda:1", "cpu", "cuda:1"]
 
 
 def test_fake_tensors():
