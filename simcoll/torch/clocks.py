@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copyreg
 import datetime as dt
+import functools
 import time
 import timeit
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib.machinery import ExtensionFileLoader
 from types import FunctionType
 from typing import Any
 
@@ -78,6 +80,23 @@ _MONOTONIC = {
 }
 
 
+def _with_moments_of_c(standard: Callable[..., Any]) -> Callable[..., Any]:
+    """A step of loading a module in C, whose classes may extend ``datetime.datetime``: laid out for
+    the class of Python's own C code, they would not end to look for garbage in another one.
+    """
+
+    @functools.wraps(standard)
+    def load(*args: Any) -> Any:
+        names = vars(dt)
+        kind, names["datetime"] = names["datetime"], _Moment
+        try:
+            return standard(*args)
+        finally:
+            names["datetime"] = kind
+
+    return load
+
+
 def _default_timer() -> float:
     """``timeit.default_timer``, which Python binds before the run."""
     return time.perf_counter()
@@ -99,6 +118,10 @@ def clock_replacements(undo: ExitStack) -> list[tuple[Any, str, Any]]:
     timed: tuple[Any, ...] = (timeit.timeit, timeit.repeat, timeit.Timer.__init__)
     return [
         (dt, "datetime", _RunMoment),
+        *(
+            (ExtensionFileLoader, step, _with_moments_of_c(getattr(ExtensionFileLoader, step)))
+            for step in ("create_module", "exec_module")
+        ),
         (timeit, "default_timer", _default_timer),
         *((function, "__defaults__", _with_timer(function)) for function in timed),
         *(

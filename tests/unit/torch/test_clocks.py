@@ -11,7 +11,7 @@ import pytest
 from tests.support.deferred import Deferred, needs_torch
 
 torch = Deferred("torch")
-backend = Deferred("simcoll.torch")
+backend, clocks = Deferred("simcoll.torch"), Deferred("simcoll.torch.clocks")
 
 pytestmark = needs_torch
 
@@ -87,3 +87,12 @@ def test_a_gpu_that_sleeps_takes_simulated_time():
         return backend.emulated_time()
 
     assert backend.spawn(body, 1, cuda_is_cpu=True).returns == (1e-6,)
+
+
+def test_modules_in_c_are_loaded_with_the_class_that_c_code_knows():
+    def program(_rank, _world_size):
+        step = clocks._with_moments_of_c(lambda: dt.datetime)
+        of_c = type(dt.datetime.min)  # noqa: DTZ901
+        return step() is of_c, dt.datetime is of_c
+
+    assert backend.spawn(program, 1).returns == ((True, False),)
