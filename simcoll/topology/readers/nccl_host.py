@@ -20,7 +20,7 @@ from simcoll.topology.host_tree import (
     Socket,
 )
 
-__all__ = ["host_in", "whole_number_of"]
+__all__ = ["ANY_CPU", "host_in", "whole_number_of"]
 
 _VENDORS = {
     "GenuineIntel": "intel",
@@ -28,6 +28,13 @@ _VENDORS = {
     "CentaurHauls": "zhaoxin",
     "  Shanghai  ": "zhaoxin",
 }
+ANY_CPU = ",".join(16 * ["ffffffff"])
+"""Affinity that is written for a socket whose CPUs are not known: 512 CPUs, so that NCCL binds no
+thread.
+
+Without one, each rank of NCCL adds that of its own socket (``ncclTopoGetXmlFromCpu``) and no other,
+and NCCL, which joins the files of all ranks by equal attributes, sees each socket twice.
+"""
 _MASKS = re.compile("[0-9a-f,]{1,255}")
 """CPUs as Linux shows them, as long as NCCL takes a value."""
 _MODEL = ("vendor", "device", "subsystem_vendor", "subsystem_device")
@@ -54,7 +61,7 @@ def _socket(element: Element, counts: dict[str, int]) -> Socket:
         devices=tuple(_devices(element, counts)),
         family=whole_number_of(element, "familyid", 6),
         model=whole_number_of(element, "modelid", 0),
-        affinity=affinity if _MASKS.fullmatch(affinity) else "",
+        affinity=affinity if _MASKS.fullmatch(affinity) and affinity != ANY_CPU else "",
     )
 
 

@@ -14,15 +14,9 @@ from simcoll.topology.host_tree import (
     PcieSlot,
     Socket,
 )
+from simcoll.topology.readers.nccl_host import ANY_CPU
 
-__all__ = ["ANY_CPU", "host_lines"]
-
-ANY_CPU = ",".join(16 * ["ffffffff"])
-"""Affinity of a socket whose CPUs are not known: 512 CPUs, so that NCCL binds no thread.
-
-Without one, each rank of NCCL adds that of its own socket (``ncclTopoGetXmlFromCpu``) and no other,
-and NCCL, which joins the files of all ranks by equal attributes, sees each socket twice.
-"""
+__all__ = ["host_lines"]
 
 _NO_ADDRESS = "fffffff:ff:ff.0"
 """NCCL's entry for NVSwitches without addresses."""

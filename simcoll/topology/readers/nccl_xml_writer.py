@@ -17,7 +17,8 @@ from simcoll.topology.capability import GENERATIONS_OF_NVIDIA, compute_capabilit
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.host_tree import HostTree, gpus_of
 from simcoll.topology.readers.link_speeds import XGMI, nvlink, pcie_rate
-from simcoll.topology.readers.nccl_host_writer import ANY_CPU, host_lines
+from simcoll.topology.readers.nccl_host import ANY_CPU
+from simcoll.topology.readers.nccl_host_writer import host_lines
 from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 
 __all__ = ["nccl_topology_xml"]
