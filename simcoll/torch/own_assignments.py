@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pickle
 import sys
 import sysconfig
 from contextlib import ExitStack
@@ -40,6 +41,16 @@ _Owner = ModuleType | type
 _Values = dict[tuple[_Owner, str], Any]
 
 
+def _saves_modules(frame: Any) -> bool:
+    """Whether dill or cloudpickle, also a copy inside another package, pickles an object: they know
+    modules by their exact class.
+    """
+    while frame.f_back is not None and frame.f_globals.get("__name__") == pickle.__name__:
+        frame = frame.f_back
+    name = str(frame.f_globals.get("__name__"))
+    return not {"dill", "cloudpickle"}.isdisjoint(name.split("."))
+
+
 class OwnAssignments:
     """The values of attributes that programs have assigned, of each rank and before.
 
@@ -65,6 +76,12 @@ class OwnAssignments:
                 assignments.note(self, name, sys._getframe(1))
                 super().__delattr__(name)
 
+            def __reduce_ex__(self, _protocol: Any) -> Any:
+                if _saves_modules(sys._getframe(1)):
+                    return importlib.import_module, (self.__name__,)
+                raise TypeError("cannot pickle 'module' object")
+
+        WatchedModule.__name__ = ModuleType.__name__
         self._class = WatchedModule
         self._loading = 0
         undo.callback(self._release)

@@ -2,12 +2,14 @@
 
 import builtins
 import contextlib
+import copy
 import ctypes
 import dataclasses
 import enum
 import importlib
 import io
 import math
+import pickle
 import sys
 import types
 from unittest import mock
@@ -199,3 +201,39 @@ def test_classes_of_ranks_and_of_loading_modules_are_left_alone(tmp_path, monkey
     finally:
         del torch.nn.Linear.patched
         sys.modules.pop("patching", None)
+
+
+SAVER = """
+import pickle
+
+def dumps(value):
+    return pickle.dumps(value)
+
+def dumps_in_python(value):
+    pickler = pickle._Pickler(out := __import__("io").BytesIO())
+    pickler.dump(value)
+    return out.getvalue()
+"""
+
+
+@pytest.mark.parametrize("name", ["dill._dill", "joblib.externals.cloudpickle.cloudpickle"])
+@pytest.mark.parametrize("function", ["dumps", "dumps_in_python"])
+def test_libraries_that_pickle_modules_by_name_do(name, function):
+    saver = types.ModuleType(name)
+    exec(SAVER, vars(saver))
+
+    def body(_rank):
+        return pickle.loads(getattr(saver, function)(math)) is math
+
+    assert on_ranks(body) == (True,) * 3
+
+
+def test_other_pickles_and_copies_of_modules_are_refused_as_by_python():
+    def refusals():
+        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError) as refusal:
+                attempt(io)
+            yield str(refusal.value)
+
+    expected = list(refusals())
+    assert on_ranks(lambda _rank: list(refusals())) == (expected,) * 3
