@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import numba  # noqa: F401 - the compiled loops play from the first run on
+
 import simcoll
 from simcoll.topology import load_topology
 
