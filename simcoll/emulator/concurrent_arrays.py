@@ -30,7 +30,9 @@ SPARE, PENDING = range(2)
 MOST_LINKS = 2048
 """Links of a component, all pairs of which are in memory, three times over: 50 MB at most."""
 CHECKED_EVERY = 64
-"""Events after which the sum of the rates on each link is compared with its capacity."""
+"""Events after which the sum of the rates on each link is compared with its capacity. Any number
+from 1 to 4,096 takes the same time (uneven exchange of 48 ranks).
+"""
 NEVER = 2**64 - 1
 """The key of a link that is not to be frozen: it has its level, or no flow without a rate."""
 ONE = np.array(1, np.uint64)  # numpy takes twice as long for a Python integer
