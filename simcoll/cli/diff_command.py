@@ -61,7 +61,11 @@ def diff_results(
     """
     if _is_version(before) and _is_version(after):
         if metric != "time_fs" or threshold != "0":
-            raise ConfigError("--metric and --threshold are for folders of results")
+            options = f"--metric {metric}, --threshold {threshold}"
+            raise ConfigError(
+                f"{options}: a metric and a threshold (-t) are for folders of results; the machine "
+                "of versions of NCCL is --topology"
+            )
         return _diff_versions((before, after), MachineOptions(topology, nodes), env, limit)
     if topology != "dgx-h100" or nodes is not None or env:
         raise ConfigError(

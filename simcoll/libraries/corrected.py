@@ -70,7 +70,8 @@ def measured_buses(question: Question) -> Buses:
         channel_rates = constants.numbers(f"generation.{machine.generation}.tree_rate")
         kernels = min(kernels, max_channels * channel_rates[s.column])
         ring = min(ring, kernels)
-        nvls *= min(1.0, max_channels / NVLS_CHANNELS)
+    if question.environment.max_ctas:  # the other limit does not hold for reduction in switches
+        nvls *= min(1.0, question.environment.max_ctas / NVLS_CHANNELS)
     if s.domains == 1:
         return Buses(stated.channels, ring, ring, nvls, 0.0, kernels)
     fabric = question.fabric

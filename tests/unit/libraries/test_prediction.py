@@ -10,6 +10,7 @@ from simcoll.errors import ConfigError
 from simcoll.libraries.environment import DEFAULT, Environment, parse_environment
 from simcoll.libraries.library import load_library
 from simcoll.libraries.prediction import formula_time, predict
+from simcoll.topology import load_topology
 
 H100 = simcoll.load_topology("dgx-h100")
 TWO = simcoll.load_topology("dgx-a100", nodes=2)
@@ -261,3 +262,18 @@ def test_kinds_of_pcie_servers_have_their_published_rates(name, published_GBps):
     time_us = predict("all_reduce", 2**25, simcoll.load_topology(name)).time_us
     bus_GBps = 2**25 / time_us / 1000 * 14 / 8
     assert bus_GBps == pytest.approx(published_GBps, rel=0.1)
+
+
+def test_only_the_limit_of_ctas_slows_reduction_in_switches():
+    """NCCL takes all its channels for NVLS whatever NCCL_MAX_NCHANNELS says."""
+    machine = load_topology("dgx-h100")
+
+    def time_us(limit):
+        seen = predict(
+            "all_reduce", 1 << 28, machine, environment=parse_environment(f"NCCL_ALGO=NVLS{limit}")
+        )
+        return seen.time_fs / 10**9
+
+    free = time_us("")
+    assert time_us(",NCCL_MAX_NCHANNELS=4") == free
+    assert time_us(",NCCL_MAX_CTAS=4") > 3 * free
