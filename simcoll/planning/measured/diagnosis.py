@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from simcoll.errors import ConfigError
@@ -39,6 +39,7 @@ from simcoll.planning.measured.hypotheses import (
     times_by_size,
 )
 from simcoll.planning.measured.log_causes import (
+    Change,
     LogCause,
     channel_causes,
     choice_evidence,
@@ -46,7 +47,7 @@ from simcoll.planning.measured.log_causes import (
     fact_lines,
     log_causes,
 )
-from simcoll.planning.measured.variants import SOCKET_RATES, over_interface
+from simcoll.planning.measured.variants import SOCKET_RATES, in_environment, over_interface
 from simcoll.planning.measured.verdicts import (
     LogLimit,
     verdict,
@@ -177,6 +178,12 @@ def with_log(setting: Setting, *, variables: bool = True) -> LogSetting:
                 f"an interface of {interface}, the standard rate that fits best; the log does not "
                 "name one"
             )
+        if cause.cause == "few_channels" and _is_nearer_without_nvls(changed, cause, causes, times):
+            change = _without_nvls(cause)
+            assumed = (
+                "no reduction in NVSwitch (NVLS): the limit of channels would not hold for it, and "
+                "the times fit better without"
+            )
         if change is not None:
             try:
                 changed = change(changed)
@@ -186,8 +193,38 @@ def with_log(setting: Setting, *, variables: bool = True) -> LogSetting:
     return LogSetting(changed, sound, tuple(applied), assumed)
 
 
-def _interface_change(times: dict[int, int]) -> Callable[[Setting], Setting]:
+def _interface_change(times: dict[int, int]) -> Change:
     return lambda setting: _best_interface(setting, times)[0]
+
+
+def _is_nearer_without_nvls(
+    setting: Setting, cause: LogCause, causes: Sequence[LogCause], measured_fs: dict[int, int]
+) -> bool:
+    """Whether a limit of channels fits better if rings and trees, for which it holds, were all
+    that NCCL had; asked only where the log does not say so itself.
+    """
+    if cause.change is None or any(other.cause == "nvls_off" for other in causes):
+        return False
+    limited = cause.change(setting)
+    if not limited.environment.nvls or "nvls_off" in excluded_causes(setting):
+        return False
+    sizes = sample_sizes(sorted(measured_fs))
+    without = _without_nvls(cause)(setting)
+    return _error(without, sizes, measured_fs) < _error(limited, sizes, measured_fs)
+
+
+def _without_nvls(cause: LogCause) -> Change:
+    """The change of a limit of channels, on a machine without reduction in switches."""
+    limit = cause.change or (lambda setting: setting)
+    return lambda setting: in_environment(limit(setting), nvls=False)
+
+
+def _error(setting: Setting, sizes: Sequence[int], measured_fs: dict[int, int]) -> float:
+    """How far the predicted times are from the measured ones, in logarithms."""
+    times_fs = setting.formula()(sizes, Calibration())
+    return sum(
+        abs(math.log(time / measured_fs[size])) for time, size in zip(times_fs, sizes, strict=True)
+    )
 
 
 def _best_interface(setting: Setting, measured_fs: dict[int, int]) -> tuple[Setting, str]:
@@ -196,11 +233,7 @@ def _best_interface(setting: Setting, measured_fs: dict[int, int]) -> tuple[Sett
     best: tuple[float, Setting, str] | None = None
     for rate_Gbps, title in SOCKET_RATES:
         changed = over_interface(setting, rate_Gbps)
-        times_fs = changed.formula()(sizes, Calibration())
-        error = sum(
-            abs(math.log(time / measured_fs[size]))
-            for time, size in zip(times_fs, sizes, strict=True)
-        )
+        error = _error(changed, sizes, measured_fs)
         if best is None or error < best[0]:
             best = (error, changed, title)
     if best is None:

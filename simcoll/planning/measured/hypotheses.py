@@ -778,7 +778,7 @@ def _choice_candidates(
     if not environment.max_channels and "grouped" not in algorithms:
         rarity = 0.3 if machine_of(setting.topology).domains > 1 else 0.12
         for channels in (1, 2, 4, 8):
-            limited = in_environment(setting, max_nchannels=channels)
+            limited = in_environment(setting, max_ctas=channels)
             claim = f"only {channels} channel{'s' * (channels > 1)}"
             yield PhysicalChange(("few_channels",), claim, limited, base, rarity)
     if not environment.protocols:

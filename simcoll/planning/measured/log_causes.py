@@ -274,7 +274,7 @@ def _choice_variable(setting: Setting, name: str, value: str, source: str) -> It
             "few_channels",
             f"at most {counted(count, 'channel')}",
             source,
-            _at_most(count),
+            _at_most(count, of_ctas=name == "NCCL_MAX_CTAS"),
         )
     if name == "NCCL_PROTO" and environment.protocols:
         protocols = environment.protocols
@@ -319,7 +319,10 @@ def _choice_variable(setting: Setting, name: str, value: str, source: str) -> It
         yield LogCause("launch", "each launch waits for its end", source, None)
 
 
-def _at_most(channels: int) -> Change:
+def _at_most(channels: int, *, of_ctas: bool) -> Change:
+    """A limit of the channels: that of CTAs holds for reduction in switches too."""
+    if of_ctas:
+        return lambda setting: in_environment(setting, max_ctas=channels)
     return lambda setting: in_environment(setting, max_nchannels=channels)
 
 
@@ -338,7 +341,7 @@ def _by_facts(setting: Setting) -> Iterator[LogCause]:
                 "few_channels",
                 f"at most {counted(count, 'channel')}",
                 _source(fact),
-                _at_most(count),
+                _at_most(count, of_ctas=False),
             )
     for fact in facts.of("warning"):
         yield from _warning(fact)

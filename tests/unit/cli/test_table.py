@@ -221,6 +221,13 @@ def test_progress_off_a_terminal_is_a_line_a_minute_also_while_one_run_is_longer
 )
 def test_a_proof_tells_how_far_it_is(argv, now, capsys, monkeypatch):
     monkeypatch.setattr("simcoll.cli.progress.LINE_S", 0.001)
+    tell = Progress.__call__
+
+    def tell_and_wait(progress, finished, total, next_up):
+        tell(progress, finished, total, next_up)
+        time.sleep(0.1)  # a proof that takes longer than LINE_S, also where it is remembered
+
+    monkeypatch.setattr(Progress, "__call__", tell_and_wait)
     assert main(argv) == 0
     err = capsys.readouterr().err
     assert re.search(now, err), err[:300]

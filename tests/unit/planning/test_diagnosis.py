@@ -108,6 +108,7 @@ CHANGES = [
     ("dgx-a100", 1, lambda setting: slower_links(setting, "nvlink", Fraction(1, 2)), "few_nvlinks"),
     ("dgx-a100", 1, host_memory, "no_p2p"),
     ("dgx-a100", 1, environment_of("NCCL_MAX_NCHANNELS=2"), "few_channels"),
+    ("dgx-h100", 1, environment_of("NCCL_MAX_CTAS=2"), "few_channels"),
     ("dgx-a100", 2, environment_of("NCCL_PROTO=Simple"), "protocol"),
     ("dgx-a100", 2, environment_of("NCCL_ALGO=Ring"), "algorithm"),
 ]
@@ -142,6 +143,33 @@ def test_a_table_as_predicted_needs_no_explanation():
     assert (diagnosis.explanations, diagnosis.unexplained) == ((), "")
     (line,) = diagnosis.lines()
     assert line.startswith("verdict: as fast as predicted at all 11 sizes: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "is_without_nvls"),
+    [
+        ("NCCL_MAX_NCHANNELS=2,NCCL_NVLS_ENABLE=0", True),  # the log has the first alone
+        ("NCCL_MAX_NCHANNELS=2", False),
+        ("NCCL_MAX_CTAS=2", False),
+    ],
+)
+def test_a_limit_of_channels_in_the_log_holds_for_what_ran(variables, is_without_nvls):
+    """NCCL_MAX_NCHANNELS does not hold for reduction in switches, which may not have been there."""
+    sound = setting_on("dgx-h100")
+    sizes = [row.size_bytes for row in sound.table.rows]
+    times = environment_of(variables)(sound).formula()(sizes, Calibration())
+    limit = variables.partition(",")[0]
+    (setting,), _ = settings_for(log_of(sound, times), "dgx-h100")
+    table = replace(setting.table, environment=(tuple(limit.split("=")),))
+    log_setting = with_log(
+        Setting(table, setting.topology, setting.library, parse_environment(limit))
+    )
+    assert log_setting.setting.environment.nvls is not is_without_nvls
+    assert ("no reduction in NVSwitch" in log_setting.assumed) is is_without_nvls
+    diagnosis = diagnose(compare(log_setting.setting), log_setting)
+    slower = times[-1] > 2 * sound.formula()(sizes, Calibration())[-1]
+    assert diagnosis.causes == (("few_channels",) if slower else ())
 
 
 @pytest.mark.slow
