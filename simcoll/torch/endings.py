@@ -10,11 +10,12 @@ from pathlib import Path
 
 import typing_extensions
 
+from simcoll.distributed.start.results import FINDING
 from simcoll.stopping import STOPPED
 from simcoll.terminal import printable_lines
 from simcoll.torch.callers import TORCH
 
-__all__ = ["is_of_rank", "is_of_run", "report_of", "status_of", "text_of"]
+__all__ = ["findings_of", "is_of_rank", "is_of_run", "report_of", "status_of", "text_of"]
 
 _OURS = str(Path(__file__).parents[1])
 _FOREIGN = (_OURS, TORCH, threading.__file__)
@@ -25,7 +26,7 @@ _MARK = "[rank"
 
 def is_of_rank(error: BaseException) -> bool:
     """Whether an error has ended the program of a rank."""
-    return bool(_note_of(error))
+    return bool(_notes_of(error, _MARK))
 
 
 def is_of_run(error: BaseException) -> bool:
@@ -34,9 +35,14 @@ def is_of_run(error: BaseException) -> bool:
     return bool(frames) and _is_ours(frames[-1])
 
 
-def _note_of(error: BaseException) -> str:
+def _notes_of(error: BaseException, mark: str) -> list[str]:
     notes: list[str] = getattr(error, "__notes__", [])
-    return next((note for note in notes if note.startswith(_MARK)), "")
+    return [note for note in notes if note.startswith(mark)]
+
+
+def findings_of(error: BaseException) -> list[str]:
+    """What a run had found before an error ended it."""
+    return [note.removeprefix(FINDING) for note in _notes_of(error, FINDING)]
 
 
 def status_of(error: BaseException) -> int:
@@ -48,7 +54,7 @@ def status_of(error: BaseException) -> int:
 
 def report_of(error: BaseException) -> str:
     """The error that ended a rank, and how the run ended."""
-    rank, _, end = _note_of(error).partition(": ")
+    rank, _, end = next(iter(_notes_of(error, _MARK)), "").partition(": ")
     return (
         text_of(error, rank or "[rank?]")
         + f"simcoll.torch: {end or 'failed'}, with status {status_of(error)}\n"
@@ -94,8 +100,8 @@ def _drop_foreign(summary: traceback.TracebackException) -> bool:
         lines.append(inner[-1])
     summary.stack[:] = lines
     notes = getattr(summary, "__notes__", None)
-    if notes is not None:
-        summary.__notes__ = [note for note in notes if not str(note).startswith(_MARK)]
+    if notes is not None:  # the report tells these apart
+        summary.__notes__ = [note for note in notes if not str(note).startswith((_MARK, FINDING))]
     if summary.__cause__ is not None and not _drop_foreign(summary.__cause__):
         summary.__cause__ = None
     if summary.__context__ is not None and not _drop_foreign(summary.__context__):

@@ -30,7 +30,14 @@ from simcoll.distributed.runtime.emulated import PEER_ENDED
 from simcoll.distributed.start.results import machine_of, memory_of, table_of
 from simcoll.errors import ConfigError
 from simcoll.terminal import printable, printable_lines
-from simcoll.torch.endings import is_of_rank, is_of_run, report_of, status_of, text_of
+from simcoll.torch.endings import (
+    findings_of,
+    is_of_rank,
+    is_of_run,
+    report_of,
+    status_of,
+    text_of,
+)
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.process_state import call_exit_functions
 from simcoll.torch.rank_threads import RankThread, current_thread, current_thread_or_none
@@ -214,6 +221,7 @@ def run_script(
                 raise
             sys.stderr.write(report_of(error))
             _print_shared_modules(own_modules)
+            _print_findings(findings_of(error))
             return 1
     played = (
         f"# {counted(nprocs, 'rank')} ({printable(machine_of(result))}): "
@@ -226,8 +234,7 @@ def run_script(
     if result.launches:
         sys.stdout.write(f"# {result.launches}\n")
     _print_shared_modules(own_modules)
-    for line in _findings(list(dict.fromkeys(result.findings))):
-        sys.stderr.write(line)
+    _print_findings(list(dict.fromkeys(result.findings)))
     for line in _same_files(notes, nprocs):
         sys.stderr.write(line)
     return 0
@@ -291,11 +298,11 @@ def _rounds(steps: Sequence[_OptimizerStep]) -> Iterator[list[_OptimizerStep]]:
         yield list(current.values())
 
 
-def _findings(findings: Sequence[str]) -> Iterator[str]:
+def _print_findings(findings: Sequence[str]) -> None:
     for finding in findings[:MAX_FINDINGS]:
-        yield f"simcoll.torch: {printable(finding)}\n"
+        sys.stderr.write(f"simcoll.torch: {printable(finding)}\n")
     if len(findings) > MAX_FINDINGS:
-        yield f"simcoll.torch: and {len(findings) - MAX_FINDINGS} more findings\n"
+        sys.stderr.write(f"simcoll.torch: and {len(findings) - MAX_FINDINGS} more findings\n")
 
 
 def _same_files(notes: _Notes, nprocs: int) -> Iterator[str]:

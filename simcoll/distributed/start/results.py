@@ -24,15 +24,19 @@ from simcoll.units import counted, format_memory, format_time
 from simcoll.workload.workload import Workload
 
 MOST_FINDINGS = 4
+FINDING = "simcoll: "
+"""Start of the note of a failed run's error that tells a finding."""
 Groups = list[tuple[str, str, tuple[int, ...]]]
 
 __all__ = [
+    "FINDING",
     "RunResult",
     "collect_results",
     "flight_of",
     "leftovers",
     "machine_of",
     "memory_of",
+    "note_findings",
     "note_result",
     "raise_first",
     "result_of",
@@ -233,17 +237,28 @@ def leftovers(world: World) -> None:
                 rank.failure.add_note(f"[rank{rank.number}]: of a Work that was never waited for")
                 world.history.failures.append(rank.failure)
             state = "" if work.done else ", and it never ended"
+            if world.history.failures:  # which kept the programs from waiting
+                continue
             world.history.findings.append(
                 f"rank {rank.number}: the Work of {work.name} issued at {work.entry.site} was "
                 f"never waited for{state}"
             )
 
 
-def raise_first(failures: list[BaseException], ranks: Sequence[Rank]) -> NoReturn:
-    """Raise the first failure, and clear the list: errors refer to frames, and these to ranks,
-    which must not refer back.
+def note_findings(failure: BaseException, findings: Sequence[str]) -> None:
+    """Note on the error of a failed run, which has no result, what the run had found before."""
+    for finding in dict.fromkeys(findings):
+        failure.add_note(FINDING + finding)
+
+
+def raise_first(
+    failures: list[BaseException], ranks: Sequence[Rank], findings: Sequence[str]
+) -> NoReturn:
+    """Raise the first failure with the findings of the run, and clear the list: errors refer to
+    frames, and these to ranks, which must not refer back.
     """
     failure = failures[0]
+    note_findings(failure, findings)
     failures.clear()
     for rank in ranks:
         rank.failure = None

@@ -48,6 +48,7 @@ from simcoll.distributed.start.results import (
     RunResult,
     flight_of,
     leftovers,
+    note_findings,
     raise_first,
     result_of,
 )
@@ -200,7 +201,7 @@ def _emulated_run(
     _play(world, own_ranks, body, _note_end, backend)
     history, finish = world.history, tuple(world.ranks[number].finish_fs for number in leader)
     if history.failures:
-        raise_first(history.failures, own_ranks)
+        raise_first(history.failures, own_ranks, history.findings)
     digest = hashlib.sha256(f"{history.digest:032x} {finish}".encode()).hexdigest()[:32]
     returns = [world.ranks[number].value for number in leader]
     return result_of(world, own_ranks, finish, returns, last_fs=history.end_fs, trace_hash=digest)
@@ -270,6 +271,7 @@ def _run_until_all_end(world: LinkedWorld, program: Callable[[], Any], backend: 
     _play(world, [world.me], body, close, backend)
     failure = _failure(world)
     if failure is not None:
+        note_findings(failure, world.history.findings)
         raise failure
 
 

@@ -36,6 +36,18 @@ def run(backend, *events, timeout=None, **how):
     return dist.spawn(rounds, 3, (backend, timeout), init=False, events=events, **how)
 
 
+def test_an_error_tells_what_the_run_had_found():
+    def program(rank, world_size):
+        dist.all_reduce(np.ones(2), async_op=True)  # the error cuts it short: no finding
+        dist.compute(1e-3)
+        dist.barrier()
+
+    with pytest.raises(RuntimeError) as caught:
+        dist.spawn(program, 3, events=["t=0.5ms rank 1 stops"])
+    assert caught.value.__notes__[-1] == "simcoll: rank 1 stopped at 500 us, as an event says"
+    assert not any("never waited" in note for note in caught.value.__notes__)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "emulator"])
 def test_the_others_learn_at_once_that_a_rank_has_stopped(backend):

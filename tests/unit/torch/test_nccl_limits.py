@@ -220,3 +220,19 @@ def test_complex_numbers_that_pytorch_sends_itself_are_none():
         distribute_tensor(frequencies, mesh, [Replicate()])
 
     assert findings(share) == ()
+
+
+def test_an_error_of_a_later_call_leaves_them():
+    def program(rank, world_size):
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        dist.all_reduce(torch.ones(2, dtype=torch.int16, device="cuda"))
+        dist.isend(torch.ones(2, device="cuda"), 1 - rank)  # cut short by the error
+        raise ValueError("of the program")
+
+    with pytest.raises(ValueError, match="of the program") as caught:
+        backend.spawn(program, 2, cuda_is_cpu=True)
+    end, finding = caught.value.__notes__
+    assert end.startswith("[rank0]: raised by the program of rank 0")
+    assert finding.startswith("simcoll: nccl: all_reduce at ")
+    assert "data type torch.int16 is not supported by NCCL" in finding

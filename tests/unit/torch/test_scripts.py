@@ -247,6 +247,30 @@ def test_gradients_are_sent_in_bfloat16(script, capsys):
     assert out.splitlines()[:-1] == ["1.0", "1.0"]  # (1 + 257 / 256) / 2, each rounded to 8 bits
 
 
+FOUND_AND_FAILED = """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(dist.get_rank())
+    dist.broadcast(torch.ones(2, 2, device="cuda")[:, 0], 0)
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["torch.ones(2) @ torch.ones(3)", "dist.get_rank() or dist.barrier()", "exit(3)"]
+)
+def test_findings_follow_the_report_of_an_error(script, capsys, end):
+    status, out, err = script(capsys, FOUND_AND_FAILED.format(end=end), options=("-n", "2"))
+    assert (status, out) == (1, "")
+    *report, last = err.splitlines()
+    assert last.startswith("simcoll.torch: nccl: broadcast at ")
+    assert "train.py:7: Tensors must be contiguous, and one is not" in last
+    assert "with status" in report[-1]
+    assert not any("nccl: broadcast" in line for line in report)
+
+
 @pytest.mark.slow
 def test_a_script_finds_the_gpus_of_its_node(script, capsys):
     status, out, err = script(capsys, GPUS, options=("-n", "10", "--topology", "dgx-h100"))
