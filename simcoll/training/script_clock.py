@@ -44,30 +44,32 @@ def slowed_rows(script: Script, takes: Sequence[int], overlap: Fraction) -> dict
 
 def _play(script: Script, takes: Sequence[int], slowing: _Slowing | None) -> list[int]:
     """The ends of all rows, two for each: on its first stage, and on its second or 0."""
-    lanes = script_lanes(script)
+    lanes = _script_lanes(script)
     free = [0] * lanes.count
     ends: list[int] = []
-    for row in lanes.rows:
-        lane, second_lane = row.lane, row.second_lane
-        took = takes[row.slot]
+    for slot, on_first, on_second in lanes.rows:
+        lane, needs = on_first
+        took = takes[slot]
         begin = free[lane]
-        for end_index in row.needs:
+        for end_index in needs:
             # max() takes twice as long, and 10,000 designs spend most of their time here.
             if ends[end_index] > begin:  # noqa: PLR1730
                 begin = ends[end_index]
-        if second_lane < 0:
+        if on_second is None:
             if slowing is not None:
-                took = slowing.duration_fs(len(ends) // 2, row.slot, begin, took)
-            free[lane] = begin + took
-            ends += (begin + took, 0)
+                took = slowing.duration_fs(len(ends) // 2, slot, begin, took)
+            free[lane] = end = begin + took
+            ends += (end, 0)
             continue
+        second_lane, second_needs = on_second
         second_begin = free[second_lane]
-        for end_index in row.second_needs:
-            second_begin = max(second_begin, ends[end_index])
-        if row.meets or took:
+        for end_index in second_needs:
+            if ends[end_index] > second_begin:  # noqa: PLR1730
+                second_begin = ends[end_index]
+        if took or lanes.meets[slot]:
             begin = second_begin = max(begin, second_begin)
         if slowing is not None:
-            took = slowing.duration_fs(len(ends) // 2, row.slot, begin, took)
+            took = slowing.duration_fs(len(ends) // 2, slot, begin, took)
         free[lane], free[second_lane] = begin + took, second_begin + took
         ends += (begin + took, second_begin + took)
     return ends
@@ -126,19 +128,20 @@ def _stretch(begin: int, work: int, busy: Sequence[tuple[int, int]], overlap: Fr
 
 
 class _LaneRow(NamedTuple):
-    """A row on its streams: ``lane`` on its first stage, ``second_lane`` on its second (-1: none).
-
-    ``meets``: whether the two always begin together. ``needs`` and ``second_needs`` are the ends to
-    wait for on each: the ends of row r are ``2 r`` on its first stage and ``2 r + 1`` on its
-    second.
-    """
+    """A row on its streams."""
 
     slot: int
+    first: _OnLane
+    second: _OnLane | None
+
+
+class _OnLane(NamedTuple):
+    """A row on a stream of one of its stages, and the ends that it waits for there: the ends of row
+    r are ``2 r`` on its first stage and ``2 r + 1`` on its second.
+    """
+
     lane: int
-    second_lane: int
-    meets: bool
     needs: tuple[int, ...]
-    second_needs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +152,14 @@ class _ScriptLanes:
     ----------
     count
         Number of streams of all stages.
+    meets
+        For each slot, whether its rows always begin together on both stages.
     rows
         The rows of the script.
     """
 
     count: int
+    meets: tuple[bool, ...]
     rows: tuple[_LaneRow, ...]
 
 
@@ -161,24 +167,32 @@ def _lanes_of(script: Script) -> _ScriptLanes:
     """The lanes of a script."""
     stages = [script.stages_of(slot) for slot in script.slots]
     numbers: dict[tuple[int, str], int] = {}
+    lanes = [
+        [numbers.setdefault((stage, slot.stream), len(numbers)) for stage in on]
+        for slot, on in zip(script.slots, stages, strict=True)
+    ]
+    # For each slot, its place among the ends of a row on each of its stages.
+    places = [{stage: place for place, stage in enumerate(on)} for on in stages]
+    place_of_row = [places[row.slot] for row in script.rows]
     rows = []
     for row in script.rows:
-        slot, on = script.slots[row.slot], stages[row.slot]
-        lanes = [numbers.setdefault((stage, slot.stream), len(numbers)) for stage in on]
-        needs = [
-            tuple(
-                2 * earlier + stages[script.rows[earlier].slot].index(stage)
-                for earlier in row.needs
-                if stage in stages[script.rows[earlier].slot]
+        on_lanes = [
+            _OnLane(
+                lane,
+                tuple(
+                    [
+                        2 * earlier + place_of_row[earlier][stage]
+                        for earlier in row.needs
+                        if stage in place_of_row[earlier]
+                    ]
+                ),
             )
-            for stage in on
+            for lane, stage in zip(lanes[row.slot], stages[row.slot], strict=True)
         ]
-        second_lane = lanes[1] if len(on) > 1 else -1
-        rows.append(
-            _LaneRow(row.slot, lanes[0], second_lane, slot.does == "send", needs[0], needs[-1])
-        )
-    return _ScriptLanes(len(numbers), tuple(rows))
+        rows.append(_LaneRow(row.slot, on_lanes[0], on_lanes[1] if len(on_lanes) > 1 else None))
+    meets = tuple(slot.does == "send" for slot in script.slots)
+    return _ScriptLanes(len(numbers), meets, tuple(rows))
 
 
-script_lanes: FactStore[Script, _ScriptLanes] = FactStore(_lanes_of)
+_script_lanes: FactStore[Script, _ScriptLanes] = FactStore(_lanes_of)
 """The lanes of a script."""

@@ -7,7 +7,7 @@ unless the next step does that during its computation).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
@@ -83,7 +83,8 @@ class StepParts:
         computations.
         """
         longer = more_fs or {}
-        slots = [self.operation(slot) for slot in self.script.slots]
+        by_slot = cache(self.operation)
+        slots = [by_slot(self.representative(slot)) for slot in self.script.slots]
         ids = [
             _identity(self.script.slots[row.slot], row, number)
             for number, row in enumerate(self.script.rows)
@@ -111,6 +112,27 @@ class StepParts:
     def ground(self) -> Workload:
         """Classes and groups of the workload, without operations."""
         return Workload(self.design.mesh.nranks, stages_of(self.design.mesh), self.groups, ())
+
+    def representative(self, slot: Slot) -> Slot:
+        """A slot with an equal operation, the same for all slots of layers that differ in
+        nothing.
+        """
+        return slot if slot.layer < 0 else slot._replace(layer=self._first_equal[slot.layer])
+
+    @cached_property
+    def _first_equal(self) -> dict[int, int]:
+        """For each layer the first of its chunk that differs in nothing: the layers at the ends of
+        a chunk have what the others do not, and so do layers with experts.
+        """
+        first: dict[tuple[object, ...], int] = {}
+        equal = {}
+        for stage, stage_chunks in enumerate(self.costs.chunks):
+            for chunk, layers in enumerate(stage_chunks):
+                for layer in layers:
+                    ends = layer == layers[0], layer == layers[-1]
+                    key = stage, chunk, ends, self.design.model.is_moe(layer)
+                    equal[layer] = first.setdefault(key, layer)
+        return equal
 
     def operation(self, slot: Slot) -> Operation:
         """The operation of a slot, without its ID and dependencies."""

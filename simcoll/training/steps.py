@@ -22,6 +22,7 @@ from simcoll.training.evidence import rates_of
 from simcoll.training.memory import memory_by_stage
 from simcoll.training.mixed_gpus import mixed_notes, rank_factors
 from simcoll.training.published_mfu import far_below
+from simcoll.training.script import Slot
 from simcoll.training.script_clock import play_script, slowed_rows
 from simcoll.training.shortfalls import shortfalls
 from simcoll.training.step_calibration import UNCALIBRATED
@@ -97,12 +98,14 @@ class TrainingStep:
             design.topology, uniform=not design.cluster.degraded, calibration=design.network
         )
         # Slots of equal layers have equal operations: a step of three hundred slots has thirty.
-        numbers: dict[Operation, int] = {}
-        self._operation_of_slot = [
-            numbers.setdefault(self.parts.operation(slot), len(numbers))
-            for slot in self.parts.script.slots
-        ]
-        self._operations = tuple(numbers)
+        operations: dict[Operation, int] = {}
+        numbers: dict[Slot, int] = {}
+        self._operation_of_slot: list[int] = []
+        for slot in map(self.parts.representative, self.parts.script.slots):
+            if slot not in numbers:
+                numbers[slot] = operations.setdefault(self.parts.operation(slot), len(operations))
+            self._operation_of_slot.append(numbers[slot])
+        self._operations = tuple(operations)
 
     @cached_property
     def workload(self) -> Workload:
