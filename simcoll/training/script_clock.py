@@ -131,8 +131,8 @@ class _LaneRow(NamedTuple):
     """A row on its streams."""
 
     slot: int
-    first: _OnLane
-    second: _OnLane | None
+    on_first: _OnLane
+    on_second: _OnLane | None
 
 
 class _OnLane(NamedTuple):

@@ -124,14 +124,14 @@ class StepParts:
         """For each layer the first of its chunk that differs in nothing: the layers at the ends of
         a chunk have what the others do not, and so do layers with experts.
         """
-        first: dict[tuple[object, ...], int] = {}
+        layer_of_kind: dict[tuple[object, ...], int] = {}
         equal = {}
         for stage, stage_chunks in enumerate(self.costs.chunks):
             for chunk, layers in enumerate(stage_chunks):
                 for layer in layers:
                     ends = layer == layers[0], layer == layers[-1]
-                    key = stage, chunk, ends, self.design.model.is_moe(layer)
-                    equal[layer] = first.setdefault(key, layer)
+                    kind = stage, chunk, ends, self.design.model.is_moe(layer)
+                    equal[layer] = layer_of_kind.setdefault(kind, layer)
         return equal
 
     def operation(self, slot: Slot) -> Operation:
