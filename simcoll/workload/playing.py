@@ -20,8 +20,11 @@ from numpy.typing import NDArray
 
 from simcoll.core.collector import collector_paused
 from simcoll.emulator.engine_choice import MOST_HASHED
+from simcoll.emulator.programs.program import Program
 from simcoll.emulator.programs.program_request import KeptTimes, ProgramRequest
+from simcoll.emulator.programs.resources import call_of
 from simcoll.emulator.programs.run import play_request
+from simcoll.emulator.steps.step_columns import summary
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.prediction_cache import recall, remember
@@ -37,8 +40,10 @@ from simcoll.workload.accounting import (
     without_axes,
 )
 from simcoll.workload.class_clock import Clock, Span, lost_fs, play_classes
+from simcoll.workload.cycle_times import time_with_all_turns
 from simcoll.workload.lower import WorkloadPlans, lower
-from simcoll.workload.run_content import run_key
+from simcoll.workload.repetitions import Shortened, leave_out_turns
+from simcoll.workload.run_content import contents_of, run_key
 from simcoll.workload.stream_names import LAUNCHES
 from simcoll.workload.timing import IsolatedTimes, WorkloadTimes
 from simcoll.workload.traffic import Traffic, alike
@@ -75,6 +80,15 @@ MOST_SPANS = 200_000
 MOST_MESSAGES = 20_000
 """Limit of a workload that is emulated together unless asked: up to 4 CPU s at 40,000, and as much
 again for each group of which the exposed time is found.
+"""
+
+FEW_OPERATIONS = 1_000
+"""Below this number of operations, a workload is emulated with all turns of its cycles: it takes
+0.1 s, as long as to find them and to emulate some.
+"""
+LEAST_GAIN = 4
+"""Turns of cycles are left out where at most one operation of so many remains: to find them, and to
+keep the times of operations, takes as long as to play some hundred operations more.
 """
 
 
@@ -196,6 +210,10 @@ def _play_together(
     keep: KeptTimes = "operations" if spans else False
     with collector_paused():  # which takes a fifth of the time
         waits, lost = _waits(workload, times), _lost_times(workload, times)
+        if not spans:
+            run = _play_few_turns(workload, times, waits, lost, slow, hashed=hashed)
+            if run is not None:
+                return run
         program, places = lower(workload, alone.plans, waits, slow=slow, lost=lost)
         result = play_request(ProgramRequest(program, alone.topology, keep=keep, hashed=hashed))
     operations = workload.unroll()
@@ -228,6 +246,67 @@ def _play_together(
         result.trace_hash,
         result.messages,
     )
+
+
+def _play_few_turns(
+    workload: Workload,
+    times: WorkloadTimes,
+    waits: Mapping[tuple[str, Inside], int],
+    lost: Mapping[tuple[str, Inside], int],
+    slow: Mapping[int, float] | None,
+    *,
+    hashed: bool,
+) -> WorkloadRun | None:
+    """Emulate a few turns of the cycles of a workload; ``None`` where it has few of them, where the
+    state of one does not recur, and where the trace hash is needed, which has all messages.
+    """
+    operations, plans = workload.unroll(), times.alone.plans
+    if len(operations) < FEW_OPERATIONS:
+        return None
+    short = leave_out_turns(contents_of(workload))
+    if LEAST_GAIN * len(short.operations) > len(operations):
+        return None
+    remaining = tuple(
+        msgspec.structs.replace(
+            operations[number], after=tuple(operations[earlier].id for earlier in needed)
+        )
+        for number, needed in zip(short.operations.tolist(), short.needs, strict=True)
+    )
+    part = replace(workload, operations=remaining)
+    program, places = lower(part, plans, waits, slow=slow, lost=lost)
+    messages = _messages_of_all(program, short, places)
+    if hashed and messages <= MOST_HASHED:
+        return None
+    classes = None if hashed else True
+    request = ProgramRequest(
+        program, plans.topology, keep="operations", hashed=False, quotient=classes
+    )
+    if request.timed_program.jittered:
+        return None
+    result = play_request(request)
+    if hashed and result.classes is None:  # all messages would be played, and hashed
+        return None
+    time_fs = time_with_all_turns(short, places, result)
+    if time_fs is None:
+        return None
+    path = f"{result.path}; {len(remaining)} of {len(operations)} operations, which recur"
+    return WorkloadRun(Clock(time_fs, ()), result.classes or 0, path, "", messages)
+
+
+def _messages_of_all(program: Program, short: Shortened, places: Sequence[int]) -> int:
+    """The messages of a workload, by those of the program of a shortened one: operations with the
+    same content have as many.
+    """
+    counts = [
+        operation.ranks.size
+        if (call := call_of(operation)) is None
+        else len(call.groups) * summary(call.plan).messages
+        for operation in program.operations
+    ]
+    contents = short.content[short.operations]
+    messages = np.bincount(contents[list(places)], counts, len(contents)).astype(np.int64)
+    times, remaining = np.bincount(short.content), np.bincount(contents)
+    return int((messages[: len(times)] // remaining * times).sum())
 
 
 def _waits(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside], int]:

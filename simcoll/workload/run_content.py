@@ -7,20 +7,37 @@ design that names its axes differently plays the same messages.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from simcoll.core.facts import FactStore
 from simcoll.libraries.prediction_cache import key_of, topology_digest
-from simcoll.workload.workload import CallOperation, ComputeOperation, Operation, SendOperation
+from simcoll.workload.workload import (
+    CallOperation,
+    ComputeOperation,
+    Operation,
+    SendOperation,
+    Workload,
+)
 
 if TYPE_CHECKING:
     from simcoll.arrays import Ints
     from simcoll.workload.lower import WorkloadPlans
-    from simcoll.workload.workload import Workload
 
-__all__ = ["run_key"]
+__all__ = ["OperationContent", "contents_of", "run_key"]
+
+
+class OperationContent(NamedTuple):
+    """An operation without names: its stream, the numbers of its predecessors, and who does what in
+    it.
+    """
+
+    stream: str
+    needs: Sequence[int]
+    costs: tuple[object, ...]
 
 
 def run_key(workload: Workload, plans: WorkloadPlans, slow: Mapping[int, float]) -> str:
@@ -44,16 +61,10 @@ def run_key(workload: Workload, plans: WorkloadPlans, slow: Mapping[int, float])
     >>> run_key(one, plans, {}) == run_key(slower, plans, {})
     False
     """
-    rows: list[tuple[object, ...]] = []
-    classes: dict[str, None] = {}
-    groups: dict[str, None] = {}
-    number: dict[str, int] = {}
-    for place, operation in enumerate(workload.unroll()):
-        predecessors = sorted({number[name] for name in operation.after})
-        number[operation.id] = place
-        classes |= dict.fromkeys(workload.classes_of(operation))
-        groups |= dict.fromkeys(_groups_of(operation))
-        rows.append((operation.stream, predecessors, *_costs(operation)))
+    operations = workload.unroll()
+    classes = dict.fromkeys(chain.from_iterable(map(workload.classes_of, operations)))
+    groups = dict.fromkeys(chain.from_iterable(map(_groups_of, operations)))
+    rows = [(content.stream, content.needs, *content.costs) for content in contents_of(workload)]
     ranks = _arrays(workload.classes, classes), _arrays(workload.groups, groups)
     content = msgspec.msgpack.encode((rows, ranks))
     calibration = plans.calibration.hash if plans.calibration else ""
@@ -67,6 +78,20 @@ def run_key(workload: Workload, plans: WorkloadPlans, slow: Mapping[int, float])
         sorted(slow.items()),
         hashlib.sha256(content).hexdigest(),
     )
+
+
+def _contents(workload: Workload) -> list[OperationContent]:
+    contents: list[OperationContent] = []
+    number: dict[str, int] = {}
+    for place, operation in enumerate(workload.unroll()):
+        predecessors = sorted({number[name] for name in operation.after})
+        number[operation.id] = place
+        contents.append(OperationContent(operation.stream, predecessors, _costs(operation)))
+    return contents
+
+
+contents_of: FactStore[Workload, list[OperationContent]] = FactStore(_contents)
+"""The contents of the operations of a workload, in the order of ``Workload.unroll()``."""
 
 
 def _costs(operation: Operation) -> tuple[object, ...]:
