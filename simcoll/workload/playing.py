@@ -82,7 +82,7 @@ MOST_MESSAGES = 20_000
 again for each group of which the exposed time is found.
 """
 
-FEW_OPERATIONS = 1_000
+FEW_OPERATIONS = 3_000
 """Below this number of operations, a workload is emulated with all turns of its cycles: it takes
 0.1 s, as long as to find them and to emulate some.
 """
@@ -263,7 +263,16 @@ def _play_few_turns(
     operations, plans = workload.unroll(), times.alone.plans
     if len(operations) < FEW_OPERATIONS:
         return None
-    short = leave_out_turns(contents_of(workload))
+    order = _by_begin(workload, times) if len(workload.classes) > 1 else range(len(operations))
+    operations = tuple(operations[number] for number in order)
+    place = dict(zip(order, range(len(operations)), strict=True))
+    contents = contents_of(workload)
+    short = leave_out_turns(
+        [
+            contents[number]._replace(needs=[place[earlier] for earlier in contents[number].needs])
+            for number in order
+        ]
+    )
     if LEAST_GAIN * len(short.operations) > len(operations):
         return None
     remaining = tuple(
@@ -291,6 +300,24 @@ def _play_few_turns(
         return None
     path = f"{result.path}; {len(remaining)} of {len(operations)} operations, which recur"
     return WorkloadRun(Clock(time_fs, ()), result.classes or 0, path, "", messages)
+
+
+def _by_begin(workload: Workload, times: WorkloadTimes) -> list[int]:
+    """The numbers of operations by when they begin in tier 1, so that what the stages of a pipeline
+    do at a time recurs together. Streams and dependencies keep their order.
+    """
+    operations, contents = workload.unroll(), contents_of(workload)
+    begins = [0] * len(operations)
+    for span in play_classes(workload, times).spans:
+        begins[span.operation] = max(begins[span.operation], span.begin_fs)
+    latest: dict[tuple[str, str], int] = {}
+    for number, operation in enumerate(operations):
+        streams = [(name, operation.stream) for name in workload.classes_of(operation)]
+        earlier = [begins[needed] for needed in contents[number].needs]
+        earlier += [latest.get(stream, 0) for stream in streams]
+        begins[number] = max(begins[number], *earlier)
+        latest |= dict.fromkeys(streams, begins[number])
+    return sorted(range(len(begins)), key=begins.__getitem__)
 
 
 def _messages_of_all(program: Program, short: Shortened, places: Sequence[int]) -> int:

@@ -24,6 +24,10 @@ not: parameters are gathered a layer ahead.
 """
 MOST_PERIODS = 8
 """Distances that are tried as periods, the most frequent first."""
+LEAST_SHARE = 8
+"""A period must leave out one operation of so many: a cycle whose state does not recur spoils the
+others.
+"""
 MOST_PASSES = 32
 """Periods by which a workload is shortened one after the other: layers, then micro-batches."""
 
@@ -76,7 +80,8 @@ class Shortened:
 
 
 def leave_out_turns(contents: Sequence[OperationContent]) -> Shortened:
-    """Leave out turns of all cycles of a workload.
+    """Leave out turns of the cycles of a workload, whose operations are in an order in which every
+    stream may perform them.
 
     Examples
     --------
@@ -139,9 +144,10 @@ class _Shortening:
                 for start, turns in _recurrences(letters, period)
                 if (cycle := self._cycle(start, period, turns)) is not None
             ]
-            for cycle in cycles:
-                self._remove(cycle)
-            if cycles:
+            left_out = sum(cycle.left_out * cycle.period for cycle in cycles)
+            if LEAST_SHARE * left_out >= len(letters):
+                for cycle in cycles:
+                    self._remove(cycle)
                 return True
         return False
 

@@ -652,15 +652,16 @@ class StepMachine:
         s.reg[RETIRED] = 0
         if self.ahead is not None and self.on_step is None:
             return
-        for block in s.retired[:count].tolist():
+        retired = s.retired[:count]
+        first_messages, bases = s.block_first_id[retired].tolist(), s.block_base[retired].tolist()
+        for block, first_message, base in zip(retired.tolist(), first_messages, bases, strict=True):
             content = self.contents[block]
             if content is None:
                 raise InternalError(f"block {block} has finished, but was never filled")
-            first_message = int(s.block_first_id[block])
             if len(self.waits[0]):
                 del self.live[first_message]
             if self.on_step is not None:
-                slots = slice(int(s.block_base[block]), int(s.block_base[block]) + len(content))
+                slots = slice(base, base + len(content))
                 self.on_step(
                     first_message, content, s.start_fs[slots], s.end_fs[slots], s.done_fs[slots]
                 )

@@ -81,6 +81,7 @@ class _ProgramTimes:
             for kind, entry in zip((BEGINS, ENDS), places, strict=True)
         }
         self.marked_rows = {int(self.first[place]): place for place in self.marks}
+        self.place_of_row = dict(zip(self.first.tolist(), range(len(self.first)), strict=True))
         self.marked: dict[tuple[int, int], Ints] = {}
 
     def __call__(
@@ -91,7 +92,7 @@ class _ProgramTimes:
             self.marked[self.marks[self.marked_rows[first_row]]] = done_fs.copy()
         if step.role != MOVES or not (self.hashed or self.done_fs is not None):
             return
-        place = int(np.searchsorted(self.first, first_row, "right")) - 1
+        place = self.place_of_row[first_row]
         pattern, begin = self.which[place], int(self.number[place])
         step = self.patterns[pattern]
         names = None if self.quotient is None else self.quotient.classes[pattern]
