@@ -31,13 +31,20 @@ class BlockRows:
     def __init__(self, blocks: Ints, bases: Ints, steps: Sequence[Timed], order: Ints) -> None:
         self.blocks, self.bases, self.steps, self.order = blocks, bases, steps, order
         self.lengths = np.array([len(step) for step in steps], np.int64)
-        self.counts = self.lengths[order]
-        self._ends = np.cumsum(self.counts)
+        # Large steps come alone: copies and repetitions that such a block needs not cost more than
+        # the rest.
+        self._is_one_block = len(order) == 1
+        self.counts = self.lengths if self._is_one_block else self.lengths[order]
+
+    @cached_property
+    def _ends(self) -> Ints:
+        """The number of rows up to the end of each block."""
+        return np.cumsum(self.counts)
 
     @cached_property
     def slots(self) -> slice | Ints:
         """The slots of all rows; a slice, which is copied faster, where nothing is between them."""
-        if np.array_equal(self.bases[1:], self.bases[:-1] + self.counts[:-1]):
+        if self._is_one_block or np.array_equal(self.bases[1:], self.bases[:-1] + self.counts[:-1]):
             return slice(int(self.bases[0]), int(self.bases[-1] + self.counts[-1]))
         return self.spread(self.bases - (self._ends - self.counts)) + np.arange(self._ends[-1])
 
@@ -54,15 +61,16 @@ class BlockRows:
 
     def gather_rows(self, table: Array) -> Array:
         """The same from one column of all distinct steps."""
-        return table if len(self.order) == 1 else table[self._table_rows]
+        return table if self._is_one_block else table[self._table_rows]
 
     def of_blocks(self, values: Sequence[int]) -> Ints:
         """A value for each block, from one for each distinct step."""
-        return np.array(values, np.int64)[self.order]
+        column = np.array(values, np.int64)
+        return column if self._is_one_block else column[self.order]
 
     def spread(self, values: Ints) -> Ints:
-        """A value for each row, from one for each block."""
-        return np.repeat(values, self.counts)
+        """A value for each row, from one for each block; of a single block, one for all rows."""
+        return values if self._is_one_block else np.repeat(values, self.counts)
 
     def of_steps(self, numbers: Sequence[int]) -> BlockRows:
         """The blocks of some of the distinct steps, of which there is at least one."""

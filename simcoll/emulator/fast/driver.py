@@ -526,8 +526,14 @@ class StepMachine:
         links = _one_column([shape.links.reshape(-1) for shape in shapes])
         sizes = np.array([shape.links.size for shape in shapes], np.int64)
         begins = np.cumsum(sizes) - sizes
-        hops = np.append(0, np.cumsum(links >= 0))
-        self._give_hops(rows, (hops[begins + sizes] - hops[begins])[rows.order])
+        if (
+            len(shapes) == 1
+        ):  # the usual case, for which a sum over all links takes ten times as long
+            hops = np.array([np.count_nonzero(links >= 0)])
+        else:
+            up_to = np.append(0, np.cumsum(links >= 0))
+            hops = up_to[begins + sizes] - up_to[begins]
+        self._give_hops(rows, hops[rows.order])
         plain = all(
             shape.weight.strides == (0, 0) and bool((shape.weight[:1, :1] == 1).all())
             for shape in shapes
@@ -553,6 +559,8 @@ class StepMachine:
             return
         room = np.array([self.hop_room[block] for block in rows.blocks.tolist()], np.int64)
         grows = hops > room
+        if not grows.any():
+            return
         sizes = np.maximum(hops, 2 * room)[grows]
         begin, self.hops_used = self.hops_used, self.hops_used + int(sizes.sum())
         self.state.block_hop[rows.blocks[grows]] = begin + np.cumsum(sizes) - sizes
