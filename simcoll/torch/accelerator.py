@@ -20,7 +20,7 @@ from torch import distributed
 
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.errors import ConfigError
-from simcoll.torch.callers import is_pytorch
+from simcoll.torch.callers import finds_gpus
 from simcoll.torch.cuda_hardware import hardware_replacements
 from simcoll.torch.cuda_memory import GpuProperties, MemoryQueries
 from simcoll.torch.cuda_streams import (
@@ -89,9 +89,8 @@ def _in_programs(
     @functools.wraps(standard)
     def function(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_code.co_filename
-        return (
-            standard if is_pytorch(caller) or current_thread_or_none() is None else replacement
-        )(*args, **kwargs)
+        simulated = finds_gpus(caller) and current_thread_or_none() is not None
+        return (replacement if simulated else standard)(*args, **kwargs)
 
     return function
 
@@ -267,6 +266,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (accelerator, "is_available", lambda: True),
         (accelerator, "device_count", _count),
         (accelerator, "current_accelerator", _current_accelerator),
+        (torch._C, "_get_accelerator", _current_accelerator),
         (distributed, "is_nccl_available", lambda: True),
     ]
     in_rank_threads: list[tuple[Any, str, Any]] = [

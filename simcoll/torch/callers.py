@@ -8,12 +8,24 @@ from types import FrameType
 
 import torch
 
-__all__ = ["TORCH", "asks_for_program", "is_program", "is_pytorch"]
+__all__ = ["TORCH", "asks_for_program", "finds_gpus", "is_program", "is_pytorch"]
 
 TORCH = str(Path(torch.__file__).parent) + os.sep
 """The folder of PyTorch, which torchvision's and torchtitan's names also begin with."""
 _TESTS = TORCH + "testing" + os.sep
 _SIMCOLL = str(Path(__file__).parents[1]) + os.sep
+_FIRST_FSDP = tuple(
+    str(Path(TORCH, "distributed", "fsdp", name))
+    for name in (
+        *("fully_sharded_data_parallel.py", "sharded_grad_scaler.py", "_common_utils.py"),
+        *("_exec_order_utils.py", "_flat_param.py", "_fsdp_extensions.py", "_init_utils.py"),
+        *("_optim_utils.py", "_runtime_utils.py", "_shard_utils.py", "_state_dict_utils.py"),
+        "_unshard_param_utils.py",
+    )
+)
+"""The first version of FSDP, which compares devices of tensors with that of its module, and has no
+kernels to choose.
+"""
 _ASKING = tuple(
     str(Path(TORCH, *names))
     for names in (
@@ -21,7 +33,6 @@ _ASKING = tuple(
         ("distributed", "_shard"),
         ("distributed", "_state_dict_utils.py"),
         ("distributed", "checkpoint"),
-        ("distributed", "fsdp", "_state_dict_utils.py"),
         ("distributed", "tensor", "_api.py"),
     )
 )
@@ -59,4 +70,9 @@ def asks_for_program(frame: FrameType) -> bool:
     while frame.f_code.co_filename in _PASSING and frame.f_back is not None:
         frame = frame.f_back
     file = frame.f_code.co_filename
-    return is_program(file) or file.startswith(_ASKING)
+    return is_program(file) or file.startswith((*_ASKING, *_FIRST_FSDP))
+
+
+def finds_gpus(file: str) -> bool:
+    """Whether a file is to find GPUs: a program's, or that of PyTorch's first version of FSDP."""
+    return not is_pytorch(file) or file in _FIRST_FSDP

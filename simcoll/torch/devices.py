@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import _tensor_str, distributed
 from torch.autograd import graph
-from torch.distributed import device_mesh, distributed_c10d, fsdp
-from torch.distributed.fsdp import _init_utils
+from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.fsdp._fully_shard import _fsdp_init
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing import reductions
@@ -55,7 +55,6 @@ from simcoll.torch.tensor_types import place_and_dtype, tensor_type_replacements
 __all__ = ["CudaIsCpu", "add_nccl_options", "device_replacements"]
 
 _CPU = torch.device("cpu")
-_CHECK = "_check_module_states_for_sync_module_states"
 _TO_DEVICE = "_move_states_to_device"
 _GETTER = type(torch.Tensor.dtype.__get__)
 _MOVES = (torch.Tensor.to, torch._C._nn._parse_to)
@@ -112,7 +111,8 @@ class CudaIsCpu(TorchFunctionMode):
             return query()
         if type(func) is _GETTER and len(args) == 1:
             result = func(*args)
-            if isinstance(result, torch.Tensor):
+            # A gradient that C++ has made is where its tensor is; an offloaded one is elsewhere.
+            if isinstance(result, torch.Tensor) and self.places.get(result) is None:
                 self.places.note(result, self.places.get(args[0]))
             return result
         if func is torch.Tensor.cuda:
@@ -467,10 +467,6 @@ _NO_DEVICE = (
 )
 
 
-def _on_cpu(kwargs: dict[str, Any]) -> None:
-    kwargs["device_id"] = _CPU
-
-
 @for_ranks
 def _data_parallel(
     _thread: Any,
@@ -761,10 +757,12 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         torch.nn.parallel.DistributedDataParallel,
     )
     changed: list[tuple[Any, str, tuple[Callable[[dict[str, Any]], None], ...]]] = [
-        (fsdp.FullyShardedDataParallel, "__init__", (_on_cpu,)),
         (torch.utils.data.DataLoader, "__init__", (_drop("pin_memory", "pin_memory_device"),)),
         *((owner, "barrier", (_drop("device_ids"),)) for owner in (distributed, c10d)),
-        (amp.grad_scaler.GradScaler, "__init__", (_use_cpu("device"),)),
+        *(
+            (owner, "__init__", (_use_cpu("device"),))
+            for owner in (amp.grad_scaler.GradScaler, FSDPParamGroup)
+        ),
         *(
             (owner, name, (_use_cpu("device_type"),))
             for owner in (amp, amp.autocast_mode)
@@ -818,8 +816,6 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
             (owner, "init_process_group", _bind_world(c10d.init_process_group))
             for owner in (distributed, c10d)
         ),
-        # It refuses modules on the CPU.
-        (_init_utils, _CHECK, in_ranks(getattr(_init_utils, _CHECK), lambda *_: None)),
         (data_parallel, "__init__", _data_parallel(data_parallel.__init__)),
         (data_parallel, "_pre_forward", _data_parallel_inputs(data_parallel._pre_forward)),
         (_fsdp_init, _TO_DEVICE, _states_to_device(getattr(_fsdp_init, _TO_DEVICE))),

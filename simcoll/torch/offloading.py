@@ -16,10 +16,6 @@ _NO_GPUS = (
     "the script sees no GPUs, so that its copies take no time and count as memory of the GPU: run "
     "it with --device cuda (in Python cuda_is_cpu=True)"
 )
-_FIRST_FSDP = (
-    "FullyShardedDataParallel leaves its parameters where they are in a simulated run: copies take "
-    "no time, and the optimizer a GPU's; fully_shard with a CPUOffloadPolicy is timed"
-)
 
 
 def _has_times(thread: RankThread) -> bool:
@@ -29,20 +25,13 @@ def _has_times(thread: RankThread) -> bool:
 
 @for_ranks
 def _offloads(thread: RankThread, standard: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """Offload of ``fully_shard`` or of saved tensors, which moves what has a place."""
-    if _has_times(thread) and thread.process.places is None:
+    """What asks for offload, which moves what has a place; the first version of FSDP asks for none
+    in the same way.
+    """
+    standard(self, *args, **kwargs)
+    asks = not isinstance(self, fsdp.CPUOffload) or self.offload_params
+    if asks and _has_times(thread) and thread.process.places is None:
         thread.tell(type(self).__name__, _NO_GPUS)
-    standard(self, *args, **kwargs)
-
-
-@for_ranks
-def _offloads_parameters(
-    thread: RankThread, standard: Any, self: Any, *args: Any, **kwargs: Any
-) -> None:
-    """Offload of the first version of FSDP."""
-    standard(self, *args, **kwargs)
-    if self.offload_params and _has_times(thread):
-        thread.tell("CPUOffload", _FIRST_FSDP)
 
 
 def offload_replacements() -> list[tuple[Any, str, Any]]:
@@ -50,7 +39,6 @@ def offload_replacements() -> list[tuple[Any, str, Any]]:
     return [
         *(
             (owner, "__init__", _offloads(owner.__init__))
-            for owner in (fsdp.CPUOffloadPolicy, graph.save_on_cpu)
+            for owner in (fsdp.CPUOffloadPolicy, fsdp.CPUOffload, graph.save_on_cpu)
         ),
-        (fsdp.CPUOffload, "__init__", _offloads_parameters(fsdp.CPUOffload.__init__)),
     ]

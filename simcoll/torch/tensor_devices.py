@@ -65,9 +65,16 @@ def _device_on(process: Process, tensor: torch.Tensor) -> torch.device:
     inner = tensor if has_storage(tensor) else _inner_tensor(tensor)
     with torch._C.DisableTorchFunctionSubclass():  # some classes refuse the question
         place = places.of_storage(inner.untyped_storage())
-    if place == HOST or (place is None and not process.uses_gpu()):
+    if place == HOST or (place is None and not (process.uses_gpu() or _of_gpu_mesh(tensor))):
         return _CPU
     return torch.device("cuda", process.cuda_device if place is None else place)
+
+
+def _of_gpu_mesh(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is distributed over GPUs, also where one rank plays all (``LocalTensor``)
+    and none is selected.
+    """
+    return isinstance(tensor, DTensor) and isinstance(tensor.device_mesh._device_type, GpuMeshName)
 
 
 def _device(process: Process, tensor: torch.Tensor, standard: torch.device) -> torch.device:
@@ -137,6 +144,20 @@ def _mesh_type(mesh: DeviceMesh) -> str:
     caller = sys._getframe(1)
     asks = caller.f_code.co_name == "__repr__" or asks_for_program(caller)
     return name.replace("cpu", "cuda") if isinstance(name, GpuMeshName) and asks else name
+
+
+@for_ranks
+def _mesh_state(_thread: RankThread, standard: Any, self: DeviceMesh) -> dict[str, Any]:
+    """What is saved of a mesh, for programs that know nothing of this package too."""
+    state = dict(standard(self))
+    name = state.get("_device_type")
+    return {**state, "_device_type": "cuda"} if isinstance(name, GpuMeshName) else state
+
+
+@for_ranks
+def _load_mesh(thread: RankThread, standard: Any, self: DeviceMesh, state: dict[str, Any]) -> None:
+    of_gpus = state.get("_device_type") == "cuda" and thread.process.places is not None
+    standard(self, {**state, "_device_type": GpuMeshName("cpu")} if of_gpus else state)
 
 
 @for_ranks
@@ -247,6 +268,11 @@ def tensor_device_replacements() -> list[tuple[Any, str, Any]]:
         (torch.UntypedStorage, "device", property(_storage_device)),
         (torch.UntypedStorage, "is_cuda", property(_storage_is_cuda)),
         (DeviceMesh, "device_type", property(_mesh_type)),
+        *(
+            (DeviceMesh, name, change(getattr(DeviceMesh, name)))
+            for name, change in (("__getstate__", _mesh_state), ("__setstate__", _load_mesh))
+            if hasattr(DeviceMesh, name)  # not in every release
+        ),
         (torch, "get_default_device", _default_device(torch.get_default_device)),
         (torch, "load", _load(torch.load)),
         (torch.storage, "_to", _storage_to(torch.storage._to)),

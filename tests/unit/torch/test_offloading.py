@@ -262,6 +262,43 @@ def test_offload_of_fully_shard_takes_copies_and_a_step_on_the_host():
     assert offloaded.host_peak_bytes[0] >= 2 * shard
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_offload_of_the_first_fsdp_takes_copies_and_a_step_on_the_host():
+    def body(rank, world_size, offloads):
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        torch.manual_seed(0)
+        model = fsdp.FullyShardedDataParallel(
+            nn.Linear(1024, 1024, bias=False),
+            device_id=rank,
+            cpu_offload=fsdp.CPUOffload(offload_params=offloads),
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, foreach=False)
+        x = torch.ones(8, 1024, device="cuda")
+
+        def passes():
+            model(x).sum().backward()
+
+        passes()  # and prepare
+        optimizer.zero_grad()  # it does not accumulate gradients that it offloads
+        times = seconds_of(passes), seconds_of(optimizer.step)
+        (weight,) = model.parameters()
+        return *times, weight.sum().item(), weight.device.type
+
+    plain, offloaded = (
+        run(body, 2, args=(offloads,), topology="dgx-h100") for offloads in (False, True)
+    )
+    passes, step, total, devices = zip(plain.returns[0], offloaded.returns[0], strict=True)
+    assert total[0] == total[1]
+    assert devices == ("cuda", "cpu")
+    shard = BYTES / 2
+    # Parameters come before each pass, also for a root that reshards not, and gradients go after.
+    assert passes[1] - passes[0] == pytest.approx(3 * shard / PCIE, rel=0.2)
+    assert step[1] == pytest.approx(3 * shard / HOST_MEMORY, rel=1e-3)
+    assert offloaded.host_peak_bytes[0] >= 2 * shard
+
+
 def test_a_module_that_was_moved_to_its_gpu_is_no_finding_of_nccl():
     def body(rank, world_size):
         dist.init_process_group("nccl")
@@ -286,8 +323,7 @@ def test_offload_that_is_not_timed_is_a_finding(offload):
         else:
             fsdp.CPUOffloadPolicy()
 
-    sees_gpus = offload == "CPUOffload"
-    (finding,) = run(body, cuda_is_cpu=sees_gpus).findings
+    (finding,) = run(body, cuda_is_cpu=False).findings
     assert finding.startswith(offload)
     assert run(body, compute="none").findings == ()
 

@@ -178,6 +178,43 @@ def test_meshes_and_distributed_tensors():
     assert on_both(body) == ["cuda:1"] * 7
 
 
+def test_saved_meshes_are_those_of_any_program():
+    """Whoever loads one, also with ``weights_only``, needs no class of this package."""
+
+    def body():
+        mesh = device_mesh.init_device_mesh("cuda", (2,))
+        x = tensor.DTensor.from_local(torch.ones(2), mesh, [tensor.Shard(0)])
+        file = io.BytesIO()
+        torch.save(x, file)
+        file.seek(0)
+        again = torch.load(file, weights_only=True)
+        assert (again.device_mesh, again.device_mesh.device_type) == (mesh, "cuda")
+        everyone = [None, None]
+        dist.all_gather_object(everyone, mesh)
+        assert everyone == [mesh, mesh] == [copy.deepcopy(mesh), mesh]
+        assert again.full_tensor().tolist() == [1.0] * 4
+        return names(again, again.to_local()), b"simcoll" in file.getvalue()
+
+    assert on_both(body) == (["cuda:1", "cuda:1"], False)
+
+
+def test_tensors_of_ranks_that_one_plays_are_on_the_gpu_of_their_mesh():
+    from torch.distributed._local_tensor import LocalTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def program(_rank, _world_size):
+        dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+        with LocalTensorMode(4):
+            mesh = device_mesh.init_device_mesh("cuda", (4,))
+            x = tensor.distribute_tensor(torch.ones(8), mesh, [tensor.Shard(0)])
+            meta = tensor.DTensor.from_local(torch.ones(2, device="meta"), mesh, [tensor.Shard(0)])
+            real = torch.ones_like(meta, device="cuda")
+            return x.device.type, x.is_cuda, real.device.type
+
+    said = backend.spawn(program, 1, cuda_is_cpu=True).returns[0]
+    assert said == ("cuda", True, "cuda")
+
+
 def test_fully_shard_without_a_mesh_uses_the_gpu_of_its_rank():
     def program(_rank, _world_size):
         dist.init_process_group("nccl")
@@ -205,6 +242,74 @@ def test_data_parallel_moves_its_inputs():
 
     said = backend.spawn(program, 2, cuda_is_cpu=True).returns[1]
     assert said == ["cuda:1", "cpu", "cuda:1", "cuda:1"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("arguments", ["moved", "device_id", "offload", "parameters of the module"])
+def test_the_first_fsdp_computes_on_the_gpu_of_its_module(arguments):
+    chosen = {
+        "moved": {},
+        "device_id": {"device_id": 1},
+        "offload": {"cpu_offload": fsdp.CPUOffload(offload_params=True)},
+        "parameters of the module": {"use_orig_params": True},
+    }[arguments]
+
+    def body():
+        seen = []
+        layer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        layer.register_forward_pre_hook(lambda layer, x: seen.extend(names(*x, layer[0].weight)))
+        layer = layer if arguments == "device_id" else layer.cuda()
+        model = fsdp.FullyShardedDataParallel(layer, **chosen)
+        model(torch.ones(2, 4)).sum().backward()
+        parameter = next(model.parameters())
+        assert names(parameter) == names(parameter.grad)
+        seen += names(parameter, next(model.buffers()))
+        return [*seen, str(model.compute_device), *names(*model.state_dict().values())]
+
+    sharded = "cpu" if arguments == "offload" else "cuda:1"
+    assert on_both(body) == ["cuda:1", "cuda:1", sharded, "cuda:1", "cuda:1"] + ["cuda:1"] * 7
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_the_first_fsdp_trains_alike_with_offload(use_orig_params):
+    def body(offloads):
+        torch.manual_seed(0)
+        model = fsdp.FullyShardedDataParallel(
+            nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)),
+            device_id=torch.cuda.current_device(),
+            use_orig_params=use_orig_params,
+            cpu_offload=fsdp.CPUOffload(offload_params=offloads),
+        )
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        losses = []
+        for step in range(3):
+            loss = model(torch.full((2, 4), step + 1.0, device="cuda")).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    assert on_both(lambda: body(False)) == on_both(lambda: body(True))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_first_fsdp_refuses_modules_on_another_device():
+    def body():
+        sharded, mine = fsdp.FullyShardedDataParallel, torch.cuda.current_device()
+        with pytest.raises(RuntimeError, match=f"move the module to cuda:{mine} before training"):
+            sharded(nn.Linear(2, 2))(torch.ones(1, 2))
+        with pytest.raises(ValueError, match=f"cuda:{1 - mine} vs cuda:{mine}"):
+            sharded(nn.Linear(2, 2).to(f"cuda:{1 - mine}"), device_id=mine)
+        with pytest.raises(ValueError, match="has CPU parameters or buffers when `sync_module"):
+            sharded(nn.Linear(2, 2), sync_module_states=True)
+        return True
+
+    assert on_both(body)
 
 
 @pytest.mark.slow
