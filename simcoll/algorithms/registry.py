@@ -129,11 +129,12 @@ def _modules_naming(name: str) -> tuple[str, ...]:
     return tuple(sorted(modules))
 
 
-def _algorithm_in_its_module(collective: str, name: Any) -> Algorithm | None:
+@lru_cache(maxsize=256)
+def _algorithm_in_its_module(collective: str, name: str) -> Algorithm | None:
     """The algorithm of a name, for which only modules that mention it are loaded; None if they do
     not have it.
     """
-    for module in _modules_naming(name) if isinstance(name, str) else ():
+    for module in _modules_naming(name):
         for algorithm in _algorithms_of([import_module(f"{_PACKAGE}.{module}")]):
             if (algorithm.collective, algorithm.name) == (collective, name):
                 return algorithm
@@ -187,9 +188,10 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
         For an unknown collective or algorithm; states the nearest one.
     """
     _check_kind(collective)
-    shipped = _algorithm_in_its_module(collective, name)
-    if shipped is not None:
-        return shipped
+    if isinstance(name, str):
+        shipped = _algorithm_in_its_module(collective, name)
+        if shipped is not None:
+            return shipped
     serving = {
         algorithm.name: algorithm
         for algorithm in (*ALGORITHMS, direct)

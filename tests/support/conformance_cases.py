@@ -85,31 +85,45 @@ class Case:
 
 
 @cache
-def _plan(case: Case) -> simcoll.types.Plan | None:
-    kind, name = case.algorithm
-    found = next(found for found in ALGORITHMS if (found.collective, found.name) == case.algorithm)
-    n = case.nranks
+def _schedule(
+    kind: str, name: str, n: int, root: int | None, *, in_place: bool
+) -> simcoll.Schedule | None:
+    """The schedule; None where the algorithm does not serve it."""
+    found = next(found for found in ALGORITHMS if (found.collective, found.name) == (kind, name))
     params: dict[str, Any] = {"pieces": 2} if "pieces" in found.params and n > 3 else {}
     params = needed_params(kind, name, n) | params
     if name == "hierarchical":
         params["box"] = next(box for box in (2, 3, 5, 7, 1) if n % box == 0)
+    try:
+        return simcoll.schedule(kind, name, nranks=n, root=root, in_place=in_place, **params)
+    except simcoll.ConfigError:
+        return None
+
+
+@cache
+def _plan(case: Case) -> simcoll.types.Plan | None:
+    kind, name = case.algorithm
+    n = case.nranks
+    if not KINDS[kind].reduces and case.op != "sum":
+        return None  # without a reduction there is only one
+    op: Any = simcoll.types.premul_sum(2) if case.op == "premul_sum" else case.op
+    try:
+        parse_reduction(op, parse_dtype(case.dtype))
+    except simcoll.ConfigError:
+        return None
     root = {"first": 0, "last": n - 1, "middle": n // 2}[case.root] if KINDS[kind].rooted else None
+    schedule = _schedule(kind, name, n, root, in_place=case.in_place)
+    if schedule is None:
+        return None
     count = {"0": 0, "1": 1, "n-1": n - 1, "n": n, "n+1": n + 1, "257": 257}[case.count]
     if kind == "barrier":
         count = 0
-    op: Any = simcoll.types.premul_sum(2) if case.op == "premul_sum" else case.op
     ranks = {
         "straight": range(n),
         "reversed": range(n - 1, -1, -1),
         "apart": [r * MOST // n for r in range(n)],
     }
-    if not KINDS[kind].reduces and case.op != "sum":
-        return None  # without a reduction there is only one
     try:
-        parse_reduction(op, parse_dtype(case.dtype))
-        schedule = simcoll.schedule(
-            kind, name, nranks=n, root=root, in_place=case.in_place, **params
-        )
         return simcoll.bind(
             schedule, count, case.dtype, op, ranks=list(ranks[case.place]), unproved=True
         )
