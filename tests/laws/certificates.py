@@ -25,7 +25,7 @@ from simcoll.binding import bind
 from simcoll.formats.schedules.certificate import MAX_MOVES, certificate_bytes
 from simcoll.proving import check_lowering, lower, verify
 from tests.support.certificate_judge import judge
-from tests.support.certificate_mutants import mutated, proved, stock
+from tests.support.certificate_mutants import drawn, mutated, proved
 from tests.support.mutants import originals
 
 MOST_SHOWN = 20
@@ -76,7 +76,7 @@ class Verdicts:
 def mutant(number: int, seed: int):
     """Mutant of a number: the record, and what was done."""
     rng = random.Random(f"{seed}/{number}")
-    return mutated(rng.choice(stock()), rng)
+    return mutated(drawn(rng), rng)
 
 
 def judge_mutant(number: int, seed: int, verdicts: Verdicts) -> None:

@@ -149,7 +149,9 @@ def test_mutants_are_judged_alike():
 
 @pytest.mark.slow
 def test_the_judge_accepts_what_is_mutated():
-    for text in stock()[::9]:
+    texts = [text for make in stock()[::10] if (text := make())]
+    assert len(texts) > 200
+    for text in texts:
         assert judge(json.loads(text)) == ""
 
 
