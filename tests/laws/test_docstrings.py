@@ -50,10 +50,12 @@ def known(node):
 
 def wrong(node, lines, errors):
     """The lines of a docstring that do not describe the code."""
+    names_of_code = None
     for section in ("Parameters", "Attributes"):
         for line in entries(lines, section):
+            names_of_code = names_of_code or known(node)
             names = [each.strip(" *") for each in line.split(" : ")[0].split(",")]
-            yield from (line for each in names if each not in known(node))
+            yield from (line for each in names if each not in names_of_code)
     for line in entries(lines, "Raises"):
         yield from (line for each in line.split(", ") if each.split(".")[-1] not in errors)
     yield from (
@@ -61,24 +63,20 @@ def wrong(node, lines, errors):
     )
 
 
-@pytest.fixture(scope="module")
-def errors():
-    classes = {
-        each.name
-        for path in MODULES
-        for each in ast.walk(tree(path))
-        if isinstance(each, ast.ClassDef)
-    }
-    return classes | set(dir(builtins)) | {"PicklingError", "OutOfMemoryError"}
-
-
 @pytest.mark.slow
-def test_docstrings_describe_the_code(errors):
-    found = [
-        (name(path), node.name, line)
+def test_docstrings_describe_the_code():
+    nodes = [
+        (name(path), node)
         for path in MODULES
         for node in ast.walk(tree(path))
-        if isinstance(node, DOCUMENTED) and (said := ast.get_docstring(node)) is not None
+        if isinstance(node, DOCUMENTED)
+    ]
+    classes = {node.name for _, node in nodes if isinstance(node, ast.ClassDef)}
+    errors = classes | set(dir(builtins)) | {"PicklingError", "OutOfMemoryError"}
+    found = [
+        (path, node.name, line)
+        for path, node in nodes
+        if (said := ast.get_docstring(node)) is not None
         for line in wrong(node, said.splitlines(), errors)
     ]
     assert found == []

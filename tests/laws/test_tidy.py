@@ -39,6 +39,12 @@ def tree(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="module")
+def trees():
+    """The tree of every module, for all tests here."""
+    return {path: tree(path) for path in MODULES}
+
+
 def test_there_is_something_to_check():
     assert len(MODULES) > 20
 
@@ -94,11 +100,11 @@ def test_a_count_that_grows_is_told():
 
 
 @pytest.mark.slow
-def test_functions_are_short():
+def test_functions_are_short(trees):
     long = [
         (name(path), node.name, lines)
-        for path in MODULES
-        for node in ast.walk(tree(path))
+        for path, parsed in trees.items()
+        for node in ast.walk(parsed)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         # The docstring is not the function's length.
         and (
@@ -138,13 +144,13 @@ def wide_functions(parent, owner=""):
 
 
 @pytest.mark.slow
-def test_functions_take_few_parameters():
+def test_functions_take_few_parameters(trees):
     # Options that belong together are a record; a documented call that takes many declares them
     # as one, and takes it too (simcoll/call_records.py).
     wide = [
         (name(path), title, count)
-        for path in MODULES
-        for title, count in wide_functions(tree(path))
+        for path, parsed in trees.items()
+        for title, count in wide_functions(parsed)
     ]
     assert [row for row in wide if row[:2] not in WIDE_CALLS] == []
     assert {row[:2] for row in wide} == WIDE_CALLS
@@ -179,11 +185,11 @@ def test_modules_have_names_that_say_something():
 
 
 @pytest.mark.slow
-def test_nothing_global_changes():
+def test_nothing_global_changes(trees):
     # A module-level empty list, dict or set is there to be filled.
     found = []
-    for path in MODULES:
-        for node in tree(path).body:
+    for path, parsed in trees.items():
+        for node in parsed.body:
             value = getattr(node, "value", None)
             empty = (isinstance(value, ast.List) and not value.elts) or (
                 isinstance(value, ast.Dict) and not value.values
