@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+from unittest.mock import patch
 
 from simcoll.errors import ScheduleError
-from simcoll.proving import verify
+from simcoll.proving import explain, verify
 from tests.support.judge import right, weakly_caught
 from tests.support.mutants import mutants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from simcoll.arrays import Ints
     from simcoll.core.schedule import Schedule
 
 
@@ -94,8 +97,15 @@ def _rejected(mutant: Schedule) -> bool:
 
 
 def _accepts(mutant: Schedule, *, exact: bool) -> bool:
-    try:
-        verify(mutant, exact=exact)
-    except ScheduleError:
-        return False
+    # What is wrong is explained once: that takes as long as to find it.
+    explained = patch.object(explain, "wrong_outputs", _wrong) if exact else nullcontext()
+    with explained:
+        try:
+            verify(mutant, exact=exact)
+        except ScheduleError:
+            return False
     return True
+
+
+def _wrong(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
+    raise ScheduleError(f"{schedule}: {len(ranks)} wrong output chunks")
