@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -175,16 +176,20 @@ def test_schedules_with_different_numbers_of_channels_side_by_side():
         list(compose.in_shares([one, short]).steps())
 
 
+@cache
 def shipped():
     """Every shipped algorithm of every collective on some numbers of ranks, where it serves
     them.
     """
+    schedules = []
     for n, params in ((1, {}), (2, {}), (3, {"channels": 2}), (4, {}), (6, {})):
         for algorithm in ALGORITHMS:
-            try:
-                yield simcoll.schedule(algorithm.collective, algorithm.name, nranks=n, **params)
-            except ConfigError:  # another number of ranks, a parameter that it lacks, or a topology
-                continue
+            # Refused: another number of ranks, a parameter that it lacks, or a topology.
+            with suppress(ConfigError):
+                schedules.append(
+                    simcoll.schedule(algorithm.collective, algorithm.name, nranks=n, **params)
+                )
+    return schedules
 
 
 RENUMBERED = {

@@ -86,9 +86,10 @@ def test_packed_is_right_on_any_topology(name, kind):
 @pytest.mark.parametrize("name", ANY)
 def test_packed_comes_within_one_percent_of_the_bound(name, kind):
     topology = ANY[name]()
-    # Trees of one link need no pieces.
+    # Trees of one link need no pieces, and long ones many.
     flat = kind != "all_reduce" and name in {"crossbar", "degraded-dgx"}
-    made = schedule(packed, kind, topology, pieces=1 if flat else 512)
+    long = kind == "all_reduce" and name == "path"
+    made = schedule(packed, kind, topology, pieces=1 if flat else 512 if long else 256)
     assert 1 <= headroom(made, topology, 2**34) < 1.01
 
 
