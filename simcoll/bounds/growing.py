@@ -66,13 +66,25 @@ class _RemainingCapacity:
         self.capacity[a, b] += amount
         self.graph.data[self.place[a, b]] += amount
 
-    def reach(self, x: int, y: int) -> int:
-        """Maximum flow from the source and ``x`` together to ``y``."""
-        if x == self.n:
+    def reach(self, x: int, y: int, enough: int) -> int:
+        """Maximum flow from the source and ``x`` together to ``y``; where it is ``enough`` or more,
+        at least that.
+        """
+        # Mostly the ways over one other rank bring enough, or all that enters y: 0.01 ms instead of
+        # 0.4 for a solver.
+        n, entering = self.n, self.capacity[:, y]
+        supply, inflow = self.capacity[n, :n], int(entering.sum())
+        if x != n:
+            supply = supply + self.capacity[x, :n]
+            supply[x] = inflow
+        over_one = int(entering[n]) + int(np.minimum(supply, entering[:n]).sum())
+        if over_one >= min(enough, inflow):
+            return over_one
+        if x == n:
             return int(maximum_flow(self.graph, x, y).flow_value)
-        place, share = self.place[self.n, x], self.capacity[self.n, x]
+        place, share = self.place[n, x], self.capacity[n, x]
         self.graph.data[place] = 2 * self.total
-        flow = int(maximum_flow(self.graph, self.n, y).flow_value)
+        flow = int(maximum_flow(self.graph, n, y).flow_value)
         self.graph.data[place] = share
         return flow
 
@@ -86,7 +98,7 @@ def packs(ends: Ints, capacity: Ints, shares: Sequence[int]) -> bool:
     if (entering + np.asarray(shares) < total).any():
         return False
     remaining = _RemainingCapacity(ends, capacity, shares)
-    return all(remaining.reach(remaining.n, rank) == total for rank in range(remaining.n))
+    return all(remaining.reach(remaining.n, rank, total) >= total for rank in range(remaining.n))
 
 
 def grow(ends: Ints, capacity: Ints, shares: Sequence[int]) -> tuple[Tree, ...]:
@@ -149,9 +161,8 @@ def _next(
     for x in reached:
         for y in remaining.neighbours[x]:
             if y not in members and remaining.capacity[x, y] and (x, y) not in refused:
-                room = min(
-                    int(remaining.capacity[x, y]), copies, remaining.reach(x, y) - other_trees
-                )
+                room = min(int(remaining.capacity[x, y]), copies)
+                room = min(room, remaining.reach(x, y, other_trees + room) - other_trees)
                 if room > 0:
                     return x, y, room
                 refused.add((x, y))

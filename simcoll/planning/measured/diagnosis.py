@@ -203,7 +203,7 @@ def _is_nearer_without_nvls(
     """Whether a limit of channels fits better if rings and trees, for which it holds, were all
     that NCCL had; asked only where the log does not say so itself.
     """
-    if cause.change is None or any(named.cause == "nvls_off" for named in causes):
+    if cause.change is None or any(stated.cause == "nvls_off" for stated in causes):
         return False
     limited = cause.change(setting)
     if not limited.environment.nvls or "nvls_off" in excluded_causes(setting):

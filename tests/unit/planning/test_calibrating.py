@@ -119,12 +119,13 @@ def test_several_collectives_share_the_machine_s_numbers(tmp_path):
 
 @pytest.mark.slow
 def test_runs_that_are_repeated_are_one_series_of_medians(tmp_path):
-    lines = ["./all_reduce_perf", *nccl_tests(SIZES, 14 / 8, version=3)]
+    sizes = SIZES[::3]  # a fit leaves each of them out in turn
+    lines = ["./all_reduce_perf", *nccl_tests(sizes, 14 / 8, version=3)]
     once, thrice = read(tmp_path, lines), read(tmp_path, 3 * lines)
     assert [each.rows for each in thrice.series] == [each.rows for each in once.series]
     assert (len(once.sources), len(thrice.sources)) == (1, 3)
     assert thrice.notes == (
-        f"all_reduce: {2 * len(SIZES)} rows of repeated sizes; medians are used",
+        f"all_reduce: {2 * len(sizes)} rows of repeated sizes; medians are used",
     )
     made, again = (fit_calibration(found, None, "dgx-h100") for found in (once, thrice))
     assert (made.rate, made.corrections) == (again.rate, again.corrections)
