@@ -8,6 +8,7 @@ the collectives are defined here. It is slow, and says yes or no.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -211,6 +212,8 @@ class Player:
         self.expressions = Expressions()
         self.switched = False
         self.contents = {}
+        # Of a cell they are always the same, and most steps ask for all cells.
+        self.canonical, self.class_of = cache(self.means.canonical), cache(self.size_class)
         for rank in range(self.n):
             for chunk in range(self.output if self.means.has_input(rank) else 0):
                 cell = rank, self.means.canonical(rank, chunk)
@@ -252,13 +255,9 @@ class Player:
             for source, target in zip(
                 self.cells(src, src_chunk, count), self.cells(dst, dst_chunk, count), strict=True
             ):
-                if not self.schedule.divisible and self.size_class(*source) != self.size_class(
-                    *target
-                ):
+                if not self.schedule.divisible and self.class_of(*source) != self.class_of(*target):
                     raise WrongError(f"{source} and {target} may differ in size")
-                a, b = (
-                    (rank, self.means.canonical(rank, chunk)) for rank, chunk in (source, target)
-                )
+                a, b = (src, self.canonical(*source)), (dst, self.canonical(*target))
                 if a != b or op != COPY:
                     moves.append((row, a, b, op, channel))
         return moves
@@ -281,6 +280,8 @@ class Player:
 
     def result(self, target: tuple[int, int], operands: list[tuple]) -> tuple[dict[int, int], int]:
         """What a step writes into one cell."""
+        if len(operands) == 1 and operands[0][0] in (COPY, MULTICAST):
+            return operands[0][3]
         ops, channels = [op for op, *_ in operands], {channel for _, _, channel, _ in operands}
         if SWITCH_REDUCE in ops:
             if set(ops) != {SWITCH_REDUCE} or len(channels) > 1:
