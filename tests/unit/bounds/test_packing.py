@@ -7,10 +7,12 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_flow
 
 from simcoll.bounds import all_gather_cut, bottleneck
 from simcoll.bounds.composing import SHAPES
-from simcoll.bounds.growing import grow, packs
+from simcoll.bounds.growing import _RemainingCapacity, grow, packs
 from simcoll.bounds.packing import pack_all_reduce, pack_trees
 from simcoll.errors import ConfigError
 from simcoll.topology import (
@@ -258,3 +260,24 @@ def test_the_shapes_of_trees_over_nodes_span_them():
                 while at:
                     at, steps = parents[at], steps + 1
                 assert steps < count
+
+
+def test_flows_are_those_of_another_solver():
+    rng = np.random.default_rng(11)
+    compared = 0
+    for n in 20 * [*range(2, 10)]:
+        ends = np.argwhere(~np.eye(n, dtype=bool) & (rng.random((n, n)) < rng.choice([0.3, 0.9]))).T
+        shares = rng.integers(0, 9, n).tolist()
+        remaining = _RemainingCapacity(ends, rng.integers(0, 20, ends.shape[1]), shares)
+        for x in range(n + 1):
+            y = (x + 1) % n
+            graph = remaining.capacity.astype(np.int32)
+            if x < n:
+                graph[n, x] = graph.sum()
+            flow = int(maximum_flow(csr_array(graph), n, y).flow_value)
+            # More than all trees need does not matter.
+            flow = min(flow, remaining.total)
+            assert min(remaining.reach(x, y, 10**6), remaining.total) == flow
+            assert remaining.reach(x, y, flow // 2) >= flow // 2
+            compared += flow > 0
+    assert compared > 500
