@@ -432,7 +432,11 @@ def play(
     if pending is not None:
         pending.append((call, sources, targets))
         return None
-    if is_fake(sources if sources is targets else [*sources, *targets], timed=me.world.timed):
+    buffers = sources if sources is targets else [*sources, *targets]
+    timed = me.world.timed
+    # Most calls have one real array.
+    real = not timed and len(buffers) == 1 and type(buffers[0]) is np.ndarray
+    if not real and is_fake(buffers, timed=timed):
         call = without_data(call)
     if not async_op and timeout is None:
         rounds = group.communicator.rounds.get(call)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
+from greenlet import getcurrent  # type: ignore[import-untyped]
 
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
@@ -154,7 +155,8 @@ class Round:
         now_fs = entry.started_fs = entry.created_fs
         if self._stage is not None:
             self._stage.take_input(rank, buffers[0])
-        place, task = place_of_call()
+        caller = getcurrent()
+        place, task = (caller, caller) if type(caller) is Task else place_of_call()
         limit_wait(task, now_fs, now_fs + group.timeout_fs, explicit=group.explicit)
         arrivals.append(_RoundMember(me, task, entry, buffers[1]))
         end = self._end
