@@ -18,6 +18,7 @@ from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.reduction import parse_dtype
 from simcoll.emulator import programs
+from simcoll.emulator.programs.operations import copy_after
 from simcoll.errors import ConfigError
 from simcoll.libraries import choices
 from simcoll.libraries.calibration import Calibration
@@ -251,7 +252,8 @@ class _WorkloadLowering:
         self.ends: dict[str, tuple[int, ...]] = {}
         self.ranks = {name: _frozen_array(ranks) for name, ranks in workload.classes.items()}
         self.groups: dict[tuple[str, tuple[str, ...]], NDArray[np.int64]] = {}
-        self.inner_calls: dict[tuple[str, Inside], tuple[Plan, NDArray[np.int64]]] = {}
+        self.inner_calls: dict[tuple[str, str, Inside], programs.Call] = {}
+        self.computations: dict[tuple[str, int, str, int, int], programs.Compute] = {}
         self.pairs: dict[tuple[str, str], NDArray[np.int64]] = {}
         self.slow = self._factors(slow)
         self.durations: dict[tuple[str, int, int, int], NDArray[np.int64]] = {}
@@ -308,14 +310,23 @@ class _WorkloadLowering:
         """Add a computation of a class and its waits, with per-rank times if some ranks are
         slow.
         """
-        duration: int | NDArray[np.int64] = max(time_fs + waited, least_fs)
-        if on in self.slow:
-            key = (on, time_fs, waited, least_fs)
-            if key not in self.durations:
-                times = [max(int(time_fs * factor) + waited, least_fs) for factor in self.slow[on]]
-                self.durations[key] = _frozen_array(np.array(times, np.int64))
-            duration = self.durations[key]
-        return self._add(programs.Compute(self.ranks[on], duration, stream, tuple(waits_for)))
+        key = (on, time_fs, stream, waited, least_fs)
+        example = self.computations.get(key)
+        if example is None:
+            duration: int | NDArray[np.int64] = max(time_fs + waited, least_fs)
+            if on in self.slow:
+                duration = self._durations(on, time_fs, waited, least_fs)
+            example = programs.Compute(self.ranks[on], duration, stream)
+            self.computations[key] = example
+        return self._add(copy_after(example, tuple(waits_for)))
+
+    def _durations(self, on: str, time_fs: int, waited: int, least_fs: int) -> NDArray[np.int64]:
+        """The times of a computation on the ranks of a class with slow ranks, on all streams."""
+        key = (on, time_fs, waited, least_fs)
+        if key not in self.durations:
+            times = [max(int(time_fs * factor) + waited, least_fs) for factor in self.slow[on]]
+            self.durations[key] = _frozen_array(np.array(times, np.int64))
+        return self.durations[key]
 
     def _computation(
         self, operation: ComputeOperation, waits_for: tuple[int, ...]
@@ -354,19 +365,17 @@ class _WorkloadLowering:
         self, operation: ComputeOperation, inner: Inside, waits_for: tuple[int, ...]
     ) -> tuple[int, ...]:
         """Add one collective, beside the computation that hides it."""
-        key = operation.on, inner
-        if key not in self.inner_calls:
+        key = operation.on, operation.stream, inner
+        example = self.inner_calls.get(key)
+        if example is None:
             groups = self._groups_in(inner.group, (operation.on,))
-            self.inner_calls[key] = (
-                self.plans.plan(call_inside(operation, inner), groups[0]),
-                groups,
-            )
-        plan, groups = self.inner_calls[key]
+            plan = self.plans.plan(call_inside(operation, inner), groups[0])
+            hidden = f" {inner.group}" if inner.hidden_fs else ""
+            example = programs.Call(plan, groups, f"{operation.stream}{hidden}")
+            self.inner_calls[key] = example
+        call = self._add(copy_after(example, waits_for))
         if not inner.hidden_fs:
-            return (self._add(programs.Call(plan, groups, operation.stream, waits_for)),)
-        call = self._add(
-            programs.Call(plan, groups, f"{operation.stream} {inner.group}", waits_for)
-        )
+            return (call,)
         lost_fs = self.lost.get((operation.on, inner), 0)
         work = self._compute(operation.on, inner.hidden_fs, operation.stream, waits_for, lost_fs)
         return call, work

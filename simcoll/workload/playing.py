@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.core.collector import collector_paused
-from simcoll.emulator.engine_choice import MOST_HASHED
+from simcoll.emulator.engine_choice import MOST_HASHED, few_classes_pay
+from simcoll.emulator.programs.operations import rank_array
 from simcoll.emulator.programs.program import Program
 from simcoll.emulator.programs.program_request import KeptTimes, ProgramRequest
 from simcoll.emulator.programs.resources import call_of
@@ -218,13 +219,17 @@ def _play_together(
         result = play_request(ProgramRequest(program, alone.topology, keep=keep, hashed=hashed))
     operations = workload.unroll()
     times_of: dict[tuple[int, str], tuple[int, int]] = {}
+    members_of: dict[tuple[int, str], NDArray[np.int64]] = {}
     for number, operation in enumerate(program.operations) if spans else ():
         place = places[number]
         begins, ends = result.begin_fs(number), result.end_fs(number)
-        ranks = operation.ranks
+        ranks = rank_array(operation)  # the same object for many operations
         for name in workload.classes_of(operations[place]):
-            members = np.isin(ranks, workload.classes[name])
-            if members.any():
+            members = members_of.get((id(ranks), name))
+            if members is None:
+                members = np.flatnonzero(np.isin(ranks.reshape(-1), workload.classes[name]))
+                members_of[id(ranks), name] = members
+            if members.size:
                 begin, end = int(begins[members].min()), int(ends[members].max())
                 earlier = times_of.get((place, name), (begin, end))
                 times_of[place, name] = (min(begin, earlier[0]), max(end, earlier[1]))
@@ -290,10 +295,12 @@ def _play_few_turns(
     request = ProgramRequest(
         program, plans.topology, keep="operations", hashed=False, quotient=classes
     )
-    if request.timed_program.jittered:
+    rows = request.timed_program
+    # A run whose classes do not pay has a hash of all messages.
+    if rows.jittered or (hashed and not few_classes_pay(rows.distinct, rows.rows)):
         return None
     result = play_request(request)
-    if hashed and result.classes is None:  # all messages would be played, and hashed
+    if hashed and result.classes is None:
         return None
     time_fs = time_with_all_turns(short, places, result)
     if time_fs is None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,7 +24,7 @@ from simcoll.units import MAX_TIME_FS
 
 After = int | str | Sequence[int | str]
 
-__all__ = ["Call", "Compute", "Operation", "Send", "rank_array", "times_of"]
+__all__ = ["Call", "Compute", "Operation", "Send", "copy_after", "rank_array", "times_of"]
 
 
 def _read_only(subject: str, values: ArrayLike, dimensions: int) -> Ints:
@@ -296,6 +296,20 @@ def rank_array(operation: Operation) -> Ints:
     if isinstance(operation, Compute):
         return operation.ranks
     return operation.groups if isinstance(operation, Call) else operation.call.groups
+
+
+Repeatable = TypeVar("Repeatable", Compute, Call)
+
+
+def copy_after(operation: Repeatable, predecessors: tuple[int, ...]) -> Repeatable:
+    """The same operation after others: its values were checked when it was made, which takes six
+    times as long.
+    """
+    copy: Repeatable = object.__new__(type(operation))
+    for name in operation.__slots__:
+        object.__setattr__(copy, name, getattr(operation, name))
+    object.__setattr__(copy, "after", predecessors)
+    return copy
 
 
 @lru_cache(256)
