@@ -132,7 +132,7 @@ class _ShareTimes:
             return None
         for turn in (turns[1], turns[0]):
             shares = turn + np.flatnonzero(self.kind[turn : turn + length] == COMPUTES)
-            early_fs, late_fs = self.last_end[shares], self.last_end[shares + length]
+            early_fs, late_fs = self.first_end[shares], self.first_end[shares + length]
             quiet = self._is_quiet(early_fs) & self._is_quiet(late_fs)
             pairs = set(zip(early_fs[quiet].tolist(), late_fs[quiet].tolist(), strict=True))
             for pair in sorted(pairs, reverse=True):

@@ -83,11 +83,11 @@ MOST_MESSAGES = 20_000
 again for each group of which the exposed time is found.
 """
 
-FEW_OPERATIONS = 3_000
+FEW_OPERATIONS = 1_000
 """Below this number of operations, a workload is emulated with all turns of its cycles: it takes
 0.1 s, as long as to find them and to emulate some.
 """
-LEAST_GAIN = 4
+LEAST_GAIN = 3
 """Turns of cycles are left out where at most one operation of so many remains: to find them, and to
 keep the times of operations, takes as long as to play some hundred operations more.
 """
@@ -266,7 +266,8 @@ def _play_few_turns(
     state of one does not recur, and where the trace hash is needed, which has all messages.
     """
     operations, plans = workload.unroll(), times.alone.plans
-    if len(operations) < FEW_OPERATIONS:
+    # Beside a slow rank, the others are in a collective at almost all times.
+    if len(operations) < FEW_OPERATIONS or slow:
         return None
     order = _by_begin(workload, times) if len(workload.classes) > 1 else range(len(operations))
     operations = tuple(operations[number] for number in order)
