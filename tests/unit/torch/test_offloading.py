@@ -262,6 +262,23 @@ def test_offload_of_fully_shard_takes_copies_and_a_step_on_the_host():
     assert offloaded.host_peak_bytes[0] >= 2 * shard
 
 
+def test_fully_shard_offloads_no_parameters_that_are_on_gpus():
+    def body(rank, world_size):
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        model = fsdp.fully_shard(nn.Linear(2, 2), offload_policy=fsdp.CPUOffloadPolicy())
+        x = torch.ones(1, 2, device="cuda")
+        model(x)
+        policy = fsdp.CPUOffloadPolicy(pin_memory=False)  # pinning would move them back
+        moved = fsdp.fully_shard(nn.Linear(2, 2), offload_policy=policy)
+        moved.cuda()
+        with pytest.raises(RuntimeError, match=rf"'weight', device\(type='cuda', index={rank}\)"):
+            moved(x)
+        return True
+
+    assert run(body, 2).returns == (True, True)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_offload_of_the_first_fsdp_takes_copies_and_a_step_on_the_host():

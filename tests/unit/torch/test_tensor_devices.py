@@ -215,6 +215,31 @@ def test_tensors_of_ranks_that_one_plays_are_on_the_gpu_of_their_mesh():
     assert said == ("cuda", True, "cuda")
 
 
+def test_a_group_of_parameters_of_fully_shard_may_be_given_a_gpu():
+    """PyTorch's own tests make them so."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_common, _fsdp_init, _fsdp_param_group
+
+    def body():
+        layer = nn.Linear(4, 4, device="cuda")
+        mesh = _fsdp_init._init_default_fully_shard_mesh()
+        group = _fsdp_param_group.FSDPParamGroup(
+            list(layer.parameters()),
+            (layer,),
+            _fsdp_common.FSDPMeshInfo(mesh, shard_mesh_dim=0),
+            None,
+            torch.device("cuda", torch.cuda.current_device()),
+            None,
+            fsdp.MixedPrecisionPolicy(),
+            fsdp.OffloadPolicy(),
+        )
+        group.lazy_init()
+        group.unshard()
+        group.wait_for_unshard()
+        return names(layer.weight), layer.weight.shape
+
+    assert on_both(body) == (["cuda:1"], (4, 4))
+
+
 def test_fully_shard_without_a_mesh_uses_the_gpu_of_its_rank():
     def program(_rank, _world_size):
         dist.init_process_group("nccl")
