@@ -103,8 +103,8 @@ class Watched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, count its memory, and enqueue its time."""
-        if not _PLAIN.issuperset(types):
-            return NotImplemented  # a tensor made of others, whose operators come here next
+        if not _PLAIN.issuperset(types):  # a tensor made of others, whose operators come here next
+            return self._by_program(func, types, args, kwargs or {})
         if func is _DEVICE_OF and type(args[0]) is FakeTensor:  # half of all; as it answers itself
             of_kernel = args[0].fake_mode.in_kernel_invocation
             return _META if of_kernel else args[0].fake_device
@@ -149,6 +149,21 @@ class Watched(TorchDispatchMode):
             key = None if key is UNSEEN else key
             self._add(self.costs, func, args, kwargs or {}, result, key, fake=fake)
         return result
+
+    def _by_program(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What a class of the program makes of an operator, in the modes of its rank, which PyTorch
+        disables here; ``NotImplemented`` where the classes are PyTorch's.
+        """
+        thread = current_thread_or_none()
+        if thread is None or thread.process.places is None:
+            return NotImplemented
+        for cls in types:
+            if cls not in _PLAIN and _dispatches_in_program(cls):
+                with self, thread.process.around():
+                    answer = cls.__torch_dispatch__(func, types, args, kwargs)
+                if answer is not NotImplemented:
+                    return answer
+        return NotImplemented
 
     def _runs_on_host(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
         """Whether the host runs an operator, for which the program then waits."""
@@ -289,6 +304,12 @@ def _fit_shape(memory: TensorMemory, func: Any, args: Any, kwargs: Any) -> None:
 def _called_by_torch() -> bool:
     """Whether PyTorch calls a replaced method."""
     return is_pytorch(sys._getframe(3).f_code.co_filename)  # past the replacement
+
+
+def _dispatches_in_program(cls: Any) -> bool:
+    """Whether the program says what a class of tensors makes of operators."""
+    code = getattr(cls.__torch_dispatch__, "__code__", None)
+    return code is not None and is_program(code.co_filename)
 
 
 def _is_composite(func: Any) -> bool:

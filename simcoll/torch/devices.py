@@ -28,7 +28,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing import reductions
 from torch.nn.attention import flex_attention
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map_only
 
@@ -47,7 +47,9 @@ from simcoll.torch.rank_threads import RankThread, current_thread, current_threa
 from simcoll.torch.replacing import for_ranks, in_ranks
 from simcoll.torch.tensor_devices import (
     GpuMeshName,
+    MapsDevices,
     device_query,
+    maps_devices,
     tensor_device_replacements,
 )
 from simcoll.torch.tensor_types import place_and_dtype, tensor_type_replacements
@@ -83,7 +85,7 @@ _FACTORIES = frozenset((*_device_constructors(), torch.normal))
 """They make tensors on the host unless they are given a device, or a tensor on one."""
 
 
-class CudaIsCpu(TorchFunctionMode):
+class CudaIsCpu(MapsDevices):
     """Mode that places tensors for CUDA devices on the CPU, and notes where the script has put
     them.
     """
@@ -692,7 +694,7 @@ def _saved_tensors_hooks(
     def with_devices(hook: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(hook)
         def call(*args: Any) -> Any:
-            if any(isinstance(mode, CudaIsCpu) for mode in _get_current_function_mode_stack()):
+            if maps_devices():
                 return hook(*args)
             with CudaIsCpu():
                 return hook(*args)

@@ -53,8 +53,10 @@ class _Operators:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             thread = current_thread_or_none()
-            chosen = functions.get(-1 if thread is None else thread.number, function)
-            return chosen(*args, **kwargs)
+            if thread is None:
+                return functions.get(-1, function)(*args, **kwargs)
+            with thread.process.around():  # PyTorch calls operators without modes
+                return functions.get(thread.number, function)(*args, **kwargs)
 
         return call if is_new else None
 

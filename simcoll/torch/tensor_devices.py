@@ -19,7 +19,7 @@ from torch import serialization
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -29,7 +29,14 @@ from simcoll.torch.places import HOST, Places, has_storage
 from simcoll.torch.rank_threads import Process, RankThread, current_thread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks
 
-__all__ = ["GpuMeshName", "add_locations", "device_query", "tensor_device_replacements"]
+__all__ = [
+    "GpuMeshName",
+    "MapsDevices",
+    "add_locations",
+    "device_query",
+    "maps_devices",
+    "tensor_device_replacements",
+]
 
 _CPU = torch.device("cpu")
 
@@ -38,6 +45,22 @@ class GpuMeshName(str):
     """The device type of a mesh of GPUs: ``cpu`` for PyTorch, which passes it on to parts."""
 
     __slots__ = ()
+
+
+class MapsDevices(TorchFunctionMode):
+    """A mode that maps GPUs to the CPU."""
+
+
+def maps_devices() -> bool:
+    """Whether such a mode sees calls here. PyTorch disables it inside the functions that it has
+    seen, such as the operators of a ``DTensor``.
+    """
+    return any(isinstance(mode, MapsDevices) for mode in _get_current_function_mode_stack())
+
+
+def _asks(frame: FrameType) -> bool:
+    """Whether a frame asks for a device on behalf of the program, and may then name it."""
+    return asks_for_program(frame) and maps_devices()
 
 
 def _inner_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -130,11 +153,7 @@ _MESH_TYPE: property = DeviceMesh.device_type
 
 def _fake_device(tensor: FakeTensor) -> torch.device:
     device: torch.device = _FAKE_DEVICE.fget(tensor)  # type: ignore[misc]
-    if (
-        current_thread_or_none() is None
-        or not asks_for_program(sys._getframe(1))
-        or device.type != "cpu"
-    ):
+    if current_thread_or_none() is None or device.type != "cpu" or not _asks(sys._getframe(1)):
         return device
     return _device_on(current_thread().process, tensor)
 
@@ -142,8 +161,10 @@ def _fake_device(tensor: FakeTensor) -> torch.device:
 def _mesh_type(mesh: DeviceMesh) -> str:
     name: str = _MESH_TYPE.fget(mesh)  # type: ignore[misc]
     caller = sys._getframe(1)
-    asks = caller.f_code.co_name == "__repr__" or asks_for_program(caller)
-    return name.replace("cpu", "cuda") if isinstance(name, GpuMeshName) and asks else name
+    if not isinstance(name, GpuMeshName):
+        return name
+    asks = caller.f_code.co_name == "__repr__" or _asks(caller)
+    return name.replace("cpu", "cuda") if asks else name
 
 
 @for_ranks

@@ -266,3 +266,40 @@ def test_hooks_of_a_backward_pass_find_the_devices(played):
         print(dist.get_rank(), x.grad.tolist(), gradient.tolist())
     """
     assert played(script)[0] == [f"{rank} [2.0, 2.0] [2.0, 2.0]" for rank in range(4)]
+
+
+INSIDE = """
+    import torch
+
+    @torch.library.custom_op("inside_operators::scaled", mutates_args=())
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        assert x.is_cuda
+        return 2 * x + torch.ones(3, device="cuda")
+
+    class Counted(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, device=inner.device)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            inner = [getattr(each, "inner", each) for each in args]
+            assert inner[0].is_cuda
+            return function(*inner, **(kwargs or {})) + torch.zeros(3, device="cuda")
+
+    torch.cuda.set_device(int(__import__("os").environ["LOCAL_RANK"]))
+    x = torch.ones(3, device="cuda")
+    y, z = scaled(x), Counted(x) * 4
+    print(y.device, y.tolist(), z.device, z.tolist())
+"""
+
+
+def test_what_pytorch_calls_inside_operators_sees_gpus(played):
+    """Functions of ``torch.library``, and classes of tensors."""
+    lines, _ = played(INSIDE)
+    assert lines == [
+        f"cuda:{rank} [3.0, 3.0, 3.0] cuda:{rank} [4.0, 4.0, 4.0]" for rank in range(4)
+    ]

@@ -17,6 +17,7 @@ device_mesh, fake_tensor = (
     Deferred("torch._subclasses.fake_tensor"),
 )
 fsdp = Deferred("torch.distributed.fsdp")
+parallel = Deferred("torch.distributed.tensor.parallel")
 backend = Deferred("simcoll.torch")
 
 pytestmark = [needs_torch, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -238,6 +239,24 @@ def test_a_group_of_parameters_of_fully_shard_may_be_given_a_gpu():
         return names(layer.weight), layer.weight.shape
 
     assert on_both(body) == (["cuda:1"], (4, 4))
+
+
+def test_a_loss_in_parallel_makes_distributed_tensors_inside_operators():
+    def body():
+        mesh = device_mesh.init_device_mesh("cuda", (2,))
+        torch.manual_seed(0)
+        scores = torch.randn(4, 6, device="cuda", requires_grad=True)
+        classes = torch.tensor([0, 5, 2, 3], device="cuda")
+        nn.functional.cross_entropy(scores, classes).backward()
+        columns = tensor.distribute_tensor(scores.detach(), mesh, [tensor.Shard(1)])
+        columns.requires_grad_()
+        with parallel.loss_parallel():
+            loss = nn.functional.cross_entropy(columns, classes)
+            loss.backward()
+        assert torch.allclose(columns.grad.full_tensor(), scores.grad)
+        return names(loss, columns.grad, columns.grad.full_tensor())
+
+    assert on_both(body) == ["cuda:1"] * 3
 
 
 def test_fully_shard_without_a_mesh_uses_the_gpu_of_its_rank():
