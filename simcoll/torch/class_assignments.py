@@ -13,7 +13,7 @@ import gc
 import sys
 from abc import ABCMeta
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from types import FrameType
 from typing import Any
 
@@ -125,13 +125,18 @@ class _Watch:
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(type))  # and of all that inherit from it
 
 
-def watch_classes(undo: ExitStack, note: _Note) -> list[tuple[Any, str, Any]]:
+def watch_classes(
+    undo: ExitStack, note: _Note, uninterrupted: Callable[[], AbstractContextManager[None]]
+) -> list[tuple[Any, str, Any]]:
     """Call ``note`` before a program assigns or deletes an attribute of a class.
 
     Parameters
     ----------
     undo
         Ends the watch.
+    uninterrupted
+        In its context no exception comes from another thread. A watch that has begun in part would
+        leave ``type`` with functions that are freed, and so must the caller begin and end it.
 
     Returns
     -------
@@ -146,11 +151,13 @@ def watch_classes(undo: ExitStack, note: _Note) -> list[tuple[Any, str, Any]]:
 
     def without_watch(standard: Callable[..., Any]) -> Callable[..., Any]:
         def load(*args: Any) -> Any:
-            watch.end()
+            with uninterrupted():
+                watch.end()
             try:
                 return standard(*args)
             finally:
-                watch.begin()
+                with uninterrupted():
+                    watch.begin()
 
         return load
 

@@ -39,6 +39,9 @@ class Interrupts:
     afterwards. It is also raised again if it came where exceptions are lost: in a destructor, or in
     a callback from C++.
 
+    While PyTorch is changed for a run, restored after it, or given the state of another rank, they
+    are kept: half of such a change would stay, and some leave freed memory behind.
+
     No exception reaches a thread in a system call, or in C++. If a rank stays in one, as in
     ``subprocess.run``, the processes that it has started get SIGINT, as from a terminal; if it
     stays still, the run ends without it.
@@ -55,6 +58,8 @@ class Interrupts:
         self.came = False
         self.left: threading.Thread | None = None
         self._rank: threading.Thread | None = None
+        self._holds = 0
+        self._has_kept_one = False
         self._clock_turn = _thread.allocate_lock()
         self._clock_turn.acquire()
         self._usual: Handler | None = None
@@ -75,6 +80,34 @@ class Interrupts:
             yield
         finally:
             signal.signal(signal.SIGINT, usual)
+        self._check()
+
+    def hold(self) -> None:
+        """Keep them, until :meth:`release` is called as often."""
+        self._holds += 1
+
+    def release(self) -> None:
+        """End a :meth:`hold`; what was kept reaches a rank when it is next looked at."""
+        self._holds -= 1
+        if not self._holds:
+            self._has_kept_one = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep them within this context.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            At its end, in the main thread, when Ctrl-C has come.
+        """
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+        if threading.current_thread() is threading.main_thread():
+            self._check()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._usual is None:
@@ -83,6 +116,9 @@ class Interrupts:
             self._usual(number, frame)
         except KeyboardInterrupt:
             self.came = True
+            if self._holds and not self._has_kept_one:  # a second one says that it takes too long
+                self._has_kept_one = True
+                return
             if self._rank is None:
                 raise
             _interrupt(self._rank)
@@ -116,7 +152,8 @@ class Interrupts:
                 if looks == CALLS_BEFORE_LEAVING:
                     self.left = rank
                     break
-                _interrupt(rank)
+                if not self._holds:
+                    _interrupt(rank)
         self._rank = None
         self._check()
 

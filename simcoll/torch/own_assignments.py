@@ -24,6 +24,7 @@ import torch
 
 from simcoll.torch.callers import TORCH
 from simcoll.torch.class_assignments import set_class_attribute, watch_classes
+from simcoll.torch.interrupts import Interrupts
 from simcoll.torch.rank_threads import Process, current_thread_or_none
 
 __all__ = ["OwnAssignments"]
@@ -58,9 +59,11 @@ class OwnAssignments:
     ----------
     undo
         Gives all modules their values and classes back at the end.
+    interrupts
+        Keeps Ctrl-C while classes are changed.
     """
 
-    def __init__(self, undo: ExitStack) -> None:
+    def __init__(self, undo: ExitStack, interrupts: Interrupts) -> None:
         self._before: _Values = {}
         self._of_ranks: dict[Process, _Values] = {}
         assignments = self
@@ -87,7 +90,7 @@ class OwnAssignments:
         undo.callback(self._release)
         for module in list(sys.modules.values()):
             self.watch(module)
-        self._loaders = watch_classes(undo, self.note_class)
+        self._loaders = watch_classes(undo, self.note_class, interrupts.held)
 
     def watch(self, module: Any) -> None:
         """Note what programs assign to a module, unless it has a class of its own."""

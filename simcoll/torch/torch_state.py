@@ -166,10 +166,12 @@ class Ranks:
         undo: contextlib.ExitStack,
         modules: OwnModules | None,
         around: Callable[[], AbstractContextManager[Any]],
+        interrupts: Interrupts,
     ) -> None:
         self._undo = undo
         self._modules = modules
-        self._assignments = OwnAssignments(undo)
+        self._interrupts = interrupts
+        self._assignments = OwnAssignments(undo, interrupts)
         is_own = (lambda _: False) if modules is None else modules.copies
         _replace_all(undo, self._assignments.replacements(is_own))
         _replace_all(undo, backend_replacements(self._assignments.make_own))
@@ -177,9 +179,7 @@ class Ranks:
         self._at_start = torch.get_rng_state()
         self._last: Process | None = None
         self._before = OwnState()
-        self._interrupts = Interrupts()
         self._nodes: dict[str | None, list[Process]] = {}
-        undo.enter_context(self._interrupts.noted())
 
     def start(self, number: int, environment: dict[str, str]) -> RankThread:
         """Start the thread of a rank; it ends with the run."""
@@ -205,17 +205,21 @@ class Ranks:
     def _take_turn(self, process: Process) -> None:
         if self._last is process:
             return
-        previous = self._before
-        if self._last is not None:
-            self._last.rng_state = _generator.get_state()
-            previous = self._last.state
-            previous.leave()
-        _generator.set_state(process.rng_state)
-        self._assignments.switch(self._last, process)
-        process.state.enter(previous)
-        if self._modules is not None:
-            self._modules.switch(self._last, process)
-        self._last = process
+        self._interrupts.hold()
+        try:
+            previous = self._before
+            if self._last is not None:
+                self._last.rng_state = _generator.get_state()
+                previous = self._last.state
+                previous.leave()
+            _generator.set_state(process.rng_state)
+            self._assignments.switch(self._last, process)
+            process.state.enter(previous)
+            if self._modules is not None:
+                self._modules.switch(self._last, process)
+            self._last = process
+        finally:
+            self._interrupts.release()
 
     def leave(self) -> None:
         """Restore the original state, and drop the modules of the last rank."""
@@ -251,60 +255,76 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
     RuntimeError
         While another run is active.
     """
+    interrupts = Interrupts()
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(interrupts.noted())
+        with interrupts.held():
+            _take_the_run(undo)
+            _prepare(undo, modules, cuda)
+            around = contextlib.nullcontext if cuda is None else CudaIsCpu
+            ranks = Ranks(undo, modules, around, interrupts)
+            undo.callback(ranks.leave)
+        try:
+            yield ranks
+        finally:
+            interrupts.hold()
+
+
+def _take_the_run(undo: contextlib.ExitStack) -> None:
     if not _ONE_RUN.acquire(blocking=False):
         raise RuntimeError(
             "simcoll.torch.spawn: another run is active in this process; PyTorch allows one at a "
             "time"
         )
-    with contextlib.ExitStack() as undo:
-        undo.callback(_ONE_RUN.release)
-        if not gc.get_freeze_count():
-            # A collection of garbage would look through all of PyTorch's modules, in 0.2 s.
-            gc.freeze()
-            undo.callback(gc.unfreeze)
-        tempfile.gettempdir()  # finds it under a lock of its own, where no other rank could run
-        undo.callback(torch.set_rng_state, torch.get_rng_state())
-        for changes in (
-            replacements,
-            profiler_replacements,
-            compute_replacements,
-            compile_replacements,
-            kernel_replacements,
-            key_replacements,
-        ):
-            _replace_all(undo, changes())
-        for changes in (
-            start_replacements,
-            state_replacements,
-            store_replacements,
-            hook_replacements,
-            dump_replacements,
-            data_parallel_replacements,
-            offload_replacements,
-            refusals,
-        ):
-            _replace_all(undo, changes())
-        _replace_all(undo, rpc_replacements(undo))
-        _replace_all(undo, clock_replacements(undo))
-        if cuda is not None:
-            _replace_all(undo, device_replacements(cuda))
-            _replace_all(undo, batch_norm_replacements())
-            _replace_all(undo, random_replacements())
-            _replace_all(undo, comm_replacements())
-            _replace_all(undo, flash_replacements())
-            add_kernels(undo)
-            add_flash_kernels(undo)
-            add_nccl_options(undo)
-            add_locations(undo)
-            add_bindings(undo)
-        if modules is not None:
-            undo.callback(sys.modules.update, modules.hide())
-            _replace_all(undo, modules.replacements())
-            _replace_all(undo, register_replacements(undo, modules))
-        _change_torch(undo)
-        ranks = Ranks(undo, modules, around=contextlib.nullcontext if cuda is None else CudaIsCpu)
-        undo.callback(ranks.leave)
-        yield ranks
+    undo.callback(_ONE_RUN.release)
+
+
+def _prepare(undo: contextlib.ExitStack, modules: OwnModules | None, cuda: str | None) -> None:
+    """Change what programs call."""
+    if not gc.get_freeze_count():
+        # A collection of garbage would look through all of PyTorch's modules, in 0.2 s.
+        gc.freeze()
+        undo.callback(gc.unfreeze)
+    tempfile.gettempdir()  # finds it under a lock of its own, where no other rank could run
+    undo.callback(torch.set_rng_state, torch.get_rng_state())
+    for changes in (
+        replacements,
+        profiler_replacements,
+        compute_replacements,
+        compile_replacements,
+        kernel_replacements,
+        key_replacements,
+    ):
+        _replace_all(undo, changes())
+    for changes in (
+        start_replacements,
+        state_replacements,
+        store_replacements,
+        hook_replacements,
+        dump_replacements,
+        data_parallel_replacements,
+        offload_replacements,
+        refusals,
+    ):
+        _replace_all(undo, changes())
+    _replace_all(undo, rpc_replacements(undo))
+    _replace_all(undo, clock_replacements(undo))
+    if cuda is not None:
+        _replace_all(undo, device_replacements(cuda))
+        _replace_all(undo, batch_norm_replacements())
+        _replace_all(undo, random_replacements())
+        _replace_all(undo, comm_replacements())
+        _replace_all(undo, flash_replacements())
+        add_kernels(undo)
+        add_flash_kernels(undo)
+        add_nccl_options(undo)
+        add_locations(undo)
+        add_bindings(undo)
+    if modules is not None:
+        undo.callback(sys.modules.update, modules.hide())
+        _replace_all(undo, modules.replacements())
+        _replace_all(undo, register_replacements(undo, modules))
+    _change_torch(undo)
 
 
 def _change_torch(undo: contextlib.ExitStack) -> None:

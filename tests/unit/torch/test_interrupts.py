@@ -18,6 +18,7 @@ from tests.support.deferred import Deferred, needs_torch
 
 torch, dist = Deferred("torch"), Deferred("torch.distributed")
 backend, handling = Deferred("simcoll.torch"), Deferred("simcoll.torch.interrupts")
+torch_state = Deferred("simcoll.torch.torch_state")
 
 pytestmark = needs_torch
 
@@ -290,3 +291,45 @@ def test_an_interrupt_at_any_of_a_hundred_moments_ends_the_run(kind):
         with pytest.raises(KeyboardInterrupt):
             start_with(timer)
         timer.join()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("usual")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised again
+def test_an_interrupt_while_pytorch_is_changed_leaves_nothing_behind():
+    """It comes at 200 lines of what changes PyTorch and restores it, one after the other."""
+
+    def state():
+        module = sys.modules["torch.distributed"]
+        return type.__setattr__, torch.manual_seed, dist.init_process_group, type(module)
+
+    standard = state()
+    line, lines, ended = 0, 10**9, 0
+
+    def at_a_line(_frame, event, _argument):
+        nonlocal line
+        line += event == "line"
+        if line == lines and event == "line":
+            _thread.interrupt_main()
+        return at_a_line
+
+    def run():
+        nonlocal line
+        line = 0
+        sys.settrace(at_a_line)
+        try:
+            with torch_state.prepare_torch():
+                pass
+        finally:
+            sys.settrace(None)
+
+    run()
+    run()  # the first one imports modules
+    for lines in range(1, line, max(1, line // 200)):  # noqa: B007
+        try:
+            run()
+        except KeyboardInterrupt:
+            ended += 1
+        assert state() == standard
+    assert ended > 190
+    assert backend.spawn(lambda rank, _: rank, 2).returns == (0, 1)
