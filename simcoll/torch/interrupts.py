@@ -80,7 +80,8 @@ class Interrupts:
             yield
         finally:
             signal.signal(signal.SIGINT, usual)
-        self._check()
+        if self._has_kept_one:
+            raise KeyboardInterrupt
 
     def hold(self) -> None:
         """Keep them, until :meth:`release` is called as often."""
@@ -93,7 +94,7 @@ class Interrupts:
             self._has_kept_one = False
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def keep_until_end(self) -> Iterator[None]:
         """Keep them within this context.
 
         Raises

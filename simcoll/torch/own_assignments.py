@@ -90,7 +90,7 @@ class OwnAssignments:
         undo.callback(self._release)
         for module in list(sys.modules.values()):
             self.watch(module)
-        self._loaders = watch_classes(undo, self.note_class, interrupts.held)
+        self._loaders = watch_classes(undo, self.note_class, interrupts.keep_until_end)
 
     def watch(self, module: Any) -> None:
         """Note what programs assign to a module, unless it has a class of its own."""

@@ -258,7 +258,7 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
     interrupts = Interrupts()
     with contextlib.ExitStack() as undo:
         undo.enter_context(interrupts.noted())
-        with interrupts.held():
+        with interrupts.keep_until_end():
             _take_the_run(undo)
             _prepare(undo, modules, cuda)
             around = contextlib.nullcontext if cuda is None else CudaIsCpu
