@@ -135,8 +135,9 @@ def watch_classes(
     undo
         Ends the watch.
     uninterrupted
-        In its context no exception comes from another thread. A watch that has begun in part would
-        leave ``type`` with functions that are freed, and so must the caller begin and end it.
+        A context in which no KeyboardInterrupt comes. A watch that has begun or ended in part would
+        leave ``type`` with functions that are freed, so the caller of this function, and of
+        ``undo``, must be in such a context too.
 
     Returns
     -------

@@ -182,7 +182,7 @@ def with_log(setting: Setting, *, variables: bool = True) -> LogSetting:
             change = _without_nvls(cause)
             assumed = (
                 "no reduction in NVSwitch (NVLS): the limit of channels would not hold for it, and "
-                "the times fit better without"
+                "the times fit better without; NCCL_DEBUG=INFO, then grep NVLS, tells"
             )
         if change is not None:
             try:
