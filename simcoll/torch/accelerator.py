@@ -45,6 +45,7 @@ __all__ = [
     "add_bindings",
     "current_device",
     "device_number",
+    "gpu_count",
 ]
 
 _REFUSED = (
@@ -99,7 +100,8 @@ def _current_accelerator(check_available: bool = False) -> torch.device:  # noqa
     return torch.device("cuda")
 
 
-def _count() -> int:
+def gpu_count() -> int:
+    """The number of GPUs of the rank's node."""
     return int(current_thread().process.environment["LOCAL_WORLD_SIZE"])
 
 
@@ -122,12 +124,12 @@ def device_number(device: Any) -> int:
     index = getattr(index, "idx", index)  # torch.cuda.device, which selects one
     if index is None or int(index) < 0:
         return current_device()
-    if int(index) >= _count():
+    if int(index) >= gpu_count():
         thread = current_thread()
         raise RuntimeError(
             f"CUDA error: invalid device ordinal: rank {thread.number} asks for device "
-            f"{int(index)}, and its node has {_count()}, 0 .. "
-            f"{_count() - 1}; a rank's own is LOCAL_RANK, "
+            f"{int(index)}, and its node has {gpu_count()}, 0 .. "
+            f"{gpu_count() - 1}; a rank's own is LOCAL_RANK, "
             f"{thread.process.environment['LOCAL_RANK']}"
         )
     return int(index)
@@ -264,7 +266,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda, "is_available", lambda: True),
         (cuda, "is_initialized", lambda: True),
         (accelerator, "is_available", lambda: True),
-        (accelerator, "device_count", _count),
+        (accelerator, "device_count", gpu_count),
         (accelerator, "current_accelerator", _current_accelerator),
         (torch._C, "_get_accelerator", _current_accelerator),
         (distributed, "is_nccl_available", lambda: True),
@@ -282,7 +284,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         ),
         (cuda, "can_device_access_peer", lambda *_: True),
         (cuda, "is_current_stream_capturing", lambda: False),
-        (cuda, "device_count", _count),
+        (cuda, "device_count", gpu_count),
         (cuda, "current_device", current_device),
         (cuda, "set_device", _set_device),
         *(
@@ -301,7 +303,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         *((cuda, name, _seed) for name in ("manual_seed", "manual_seed_all")),
         (cuda, "initial_seed", torch.initial_seed),
         (cuda, "get_rng_state", _rng_state),
-        (cuda, "get_rng_state_all", lambda: [_rng_state() for _ in range(_count())]),
+        (cuda, "get_rng_state_all", lambda: [_rng_state() for _ in range(gpu_count())]),
         (cuda, "set_rng_state", torch.set_rng_state),
         (cuda, "set_rng_state_all", lambda new_states: torch.set_rng_state(new_states[0])),
         (cuda, "_lazy_init", _nothing),
@@ -364,7 +366,7 @@ class GeneratorsOfNode(Sequence[torch.Generator]):
 
     def __len__(self) -> int:
         """The number of GPUs of the node."""
-        return 0 if current_thread_or_none() is None else _count()
+        return 0 if current_thread_or_none() is None else gpu_count()
 
     def __getitem__(self, index: Any) -> Any:
         """The generator of a GPU."""

@@ -38,6 +38,7 @@ from simcoll.torch.places import HOST
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks
 from simcoll.torch.roofline import OperatorCosts, operator_name
+from simcoll.torch.shard_exchange import EXCHANGE, exchange_shards
 from simcoll.torch.stream_races import Clock, StreamRaces, end_fs
 from simcoll.torch.tensor_memory import TensorMemory, resizing
 from simcoll.torch.works import POLL
@@ -113,6 +114,9 @@ class Watched(TorchDispatchMode):
         if self.costs is not None and torch.is_inference_mode_enabled() and _is_composite(func):
             with self:  # in inference mode it comes here before PyTorch takes it apart
                 return func.decompose(*args, **(kwargs or {}))
+        if func is EXCHANGE:
+            with self:
+                return exchange_shards(*args, **(kwargs or {}))
         collective = _is_collective(func)
         if self.flights is not None and self.flights.open and not collective:
             thread = current_thread_or_none()

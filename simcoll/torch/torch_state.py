@@ -63,6 +63,7 @@ from simcoll.torch.fake_tensors import change_fake_tensors
 from simcoll.torch.flash_attention import add_flash_kernels, flash_replacements
 from simcoll.torch.flight_dumps import dump_replacements
 from simcoll.torch.gpu_kernels import allow_fake_lists, kernel_replacements
+from simcoll.torch.gpu_meshes import gpu_mesh_replacements
 from simcoll.torch.group_hooks import hook_replacements
 from simcoll.torch.interrupts import Interrupts
 from simcoll.torch.mesh_caches import separate_caches
@@ -312,6 +313,7 @@ def _prepare(undo: contextlib.ExitStack, modules: OwnModules | None, cuda: str |
     if cuda is not None:
         _replace_all(undo, device_replacements(cuda))
         _replace_all(undo, batch_norm_replacements())
+        _replace_all(undo, gpu_mesh_replacements())
         _replace_all(undo, random_replacements())
         _replace_all(undo, comm_replacements())
         _replace_all(undo, flash_replacements())
@@ -544,7 +546,9 @@ def _without_cache(
 
 
 def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
-    undo.callback(setattr, owner, name, getattr(owner, name))
+    # A class keeps descriptors, such as static methods, from which it makes what it gives.
+    is_kept = isinstance(owner, type) and name in vars(owner)
+    undo.callback(setattr, owner, name, vars(owner)[name] if is_kept else getattr(owner, name))
     setattr(owner, name, value)
 
 
