@@ -26,13 +26,14 @@ _FIRST_FSDP = tuple(
 """The first version of FSDP, which compares devices of tensors with that of its module, and has no
 kernels to choose.
 """
+_CHECKPOINT = str(Path(TORCH, "distributed", "checkpoint")) + os.sep
+"""Checkpoints, which copy tensors from GPUs ahead of their files."""
 _ASKING = tuple(
     str(Path(TORCH, *names))
     for names in (
         ("_tensor_str.py",),
         ("distributed", "_shard"),
         ("distributed", "_state_dict_utils.py"),
-        ("distributed", "checkpoint"),
         ("distributed", "tensor", "_api.py"),
     )
 )
@@ -70,9 +71,11 @@ def asks_for_program(frame: FrameType) -> bool:
     while frame.f_code.co_filename in _PASSING and frame.f_back is not None:
         frame = frame.f_back
     file = frame.f_code.co_filename
-    return is_program(file) or file.startswith((*_ASKING, *_FIRST_FSDP))
+    return is_program(file) or file.startswith((_CHECKPOINT, *_ASKING, *_FIRST_FSDP))
 
 
 def finds_gpus(file: str) -> bool:
-    """Whether a file is to find GPUs: a program's, or that of PyTorch's first version of FSDP."""
-    return not is_pytorch(file) or file in _FIRST_FSDP
+    """Whether a file is to find GPUs: a program's, or that of PyTorch's checkpoints or of its first
+    version of FSDP.
+    """
+    return not is_pytorch(file) or file.startswith((_CHECKPOINT, *_FIRST_FSDP))

@@ -56,6 +56,8 @@ class Places:
         The device of tensors that are made without one.
     of_default_type
         The place of what ``torch.Tensor(...)`` makes: that of the default type of tensors.
+    registered
+        The addresses of what was pinned in place.
     making
         The place of what the call in progress makes; None: that of its inputs.
     """
@@ -70,6 +72,7 @@ class Places:
         self.offloaded = 0
         self.of_module: int | None = None
         self.gpus: set[int] = set()
+        self.registered: set[int] = set()
         self.default_device = torch.device("cpu")
         self.of_default_type = HOST
         self.making: int | None = None
@@ -154,7 +157,11 @@ class Places:
     def in_pinned_memory(self, tensor: Any) -> bool:
         """Whether a tensor is in pinned memory of the host."""
         entry = self._entry(tensor)
-        return entry is not None and entry.pinned
+        if entry is None:
+            return False
+        return entry.pinned or (
+            bool(self.registered) and tensor.untyped_storage().data_ptr() in self.registered
+        )
 
     def of_inputs(self, values: Any) -> int | None:
         """The place of the result of some tensors: that of one on a GPU, else the host's; None if

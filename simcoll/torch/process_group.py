@@ -7,6 +7,7 @@ for the returned Work unless the program asked for it.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -919,7 +920,10 @@ class SimcollGroup(DispatchedGroup):
     @property
     def _device_types(self) -> list[torch.device]:
         process, cpu = self._thread.process, torch.device("cpu")
-        if process.places is None or not asks_for_program(sys._getframe(1)):
+        frame = sys._getframe(1)
+        if frame.f_code in _DEVICE_QUERIES and frame.f_back is not None:
+            frame = frame.f_back
+        if process.places is None or not asks_for_program(frame):
             return [cpu]
         return [torch.device("cuda")] if process.nccl_only else [cpu, torch.device("cuda")]
 
@@ -939,6 +943,13 @@ class SimcollGroup(DispatchedGroup):
     def _equal_splits(self) -> None:
         if self._estimator is not None:
             self._estimator.equal_splits = True
+
+
+_DEVICE_QUERIES = frozenset(
+    inspect.unwrap(query).__code__
+    for query in (distributed_c10d._get_pg_default_device, distributed_c10d._device_capability)
+)
+"""Functions of PyTorch that answer their caller."""
 
 
 def _of_one_dtype(

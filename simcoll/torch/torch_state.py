@@ -87,6 +87,7 @@ from simcoll.torch.refusals import refusals
 from simcoll.torch.replacing import for_ranks, in_ranks
 from simcoll.torch.rpc_calls import rpc_replacements
 from simcoll.torch.sharding_rules import add_sharding_rules
+from simcoll.torch.staging import staging_replacements
 from simcoll.torch.start_methods import start_replacements
 from simcoll.torch.tensor_devices import add_locations
 from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
@@ -315,6 +316,7 @@ def _prepare(undo: contextlib.ExitStack, modules: OwnModules | None, cuda: str |
         _replace_all(undo, batch_norm_replacements())
         _replace_all(undo, gpu_mesh_replacements())
         _replace_all(undo, random_replacements())
+        _replace_all(undo, staging_replacements())
         _replace_all(undo, comm_replacements())
         _replace_all(undo, flash_replacements())
         add_kernels(undo)
