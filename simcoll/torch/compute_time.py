@@ -114,7 +114,7 @@ class Watched(TorchDispatchMode):
         if self.costs is not None and torch.is_inference_mode_enabled() and _is_composite(func):
             with self:  # in inference mode it comes here before PyTorch takes it apart
                 return func.decompose(*args, **(kwargs or {}))
-        if func is EXCHANGE:
+        if func is EXCHANGE and args[0].device != _META:
             with self:
                 return exchange_shards(*args, **(kwargs or {}))
         collective = _is_collective(func)

@@ -94,6 +94,18 @@ def test_gpus_send_each_its_part(fake):
     assert not [finding for finding in result.findings if "shard_dim_alltoall" in finding]
 
 
+def test_meta_tensors_move_nothing():
+    def program(_rank, _size):
+        mesh = tensor.init_device_mesh("cuda", (2,))
+        rows = torch.ones(4, 6, device="meta")
+        sharded = tensor.DTensor.from_local(rows, mesh, [tensor.Shard(0)], run_check=False)
+        return tuple(sharded.redistribute(mesh, [tensor.Shard(1)]).to_local().shape)
+
+    result = backend.spawn(program, 2, cuda_is_cpu=True)
+    assert list(result.returns) == [(8, 3)] * 2
+    assert not result.records
+
+
 def test_the_parts_are_copied_before_and_after():
     """Three kernels of a GPU: contiguous parts, the collective, and their concatenation."""
 
