@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import _get_sequence_nr
+from torch.utils._pytree import tree_map
 
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
@@ -182,23 +183,48 @@ def _compile_module(
         _mark_module(module, launch_fs)
 
 
+_NO_VALUE = "its predicate is a fake tensor, which has no value: the first branch is run and timed"
+
+
 @for_ranks
-def _cond(_thread: RankThread, standard: Any, pred: Any, *args: Any, **kwargs: Any) -> Any:
+def _cond(
+    thread: RankThread,
+    standard: Any,
+    pred: Any,
+    true_fn: Any,
+    false_fn: Any,
+    operands: Any = (),
+) -> Any:
     """``torch.cond``, which runs the branch that its tensor chooses; PyTorch compiles both."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-    if isinstance(pred, torch.Tensor) and get_proxy_mode() is None and _has_value(pred):
+    if not isinstance(pred, torch.Tensor) or get_proxy_mode() is not None:
+        return standard(pred, true_fn, false_fn, operands)
+    if _is_batch(pred):  # as PyTorch's rule for vmap has it
+        results = true_fn(*operands), false_fn(*operands)
+        return tree_map(lambda yes, no: torch.where(pred, yes, no), *results)
+    if _has_no_value(pred):
+        thread.tell("torch.cond", _NO_VALUE)
+        pred = True
+    elif pred.numel() == 1:
         pred = bool(pred)
-    return standard(pred, *args, **kwargs)
+    return standard(pred, true_fn, false_fn, operands)
 
 
-def _has_value(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of one element can be read here: none that is only a shape, or traced."""
+def _is_batch(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for several in ``vmap``, also inside other transformations."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def _has_no_value(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is only a shape."""
     tensor = getattr(tensor, "_local_tensor", tensor)
-    traced = isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(
-        tensor
-    )
-    return not (traced or tensor.is_meta or tensor.numel() != 1)
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
 
 
 def compile_replacements() -> list[tuple[Any, str, Any]]:

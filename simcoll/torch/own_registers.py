@@ -1,9 +1,10 @@
 """Per-rank registrations with PyTorch, whose registry is per process.
 
 Each rank's copy of a module defines the same operators. The first definition counts, and dispatches
-(also for fake tensors and backward) to the functions that the running rank has registered. When the
-run ends, the registry forgets what ranks have registered, but not what PyTorch and other shared
-modules have, which stay loaded.
+(also for fake tensors and backward) to the functions that the running rank has registered. Kernels
+that a rank has for CUDA alone also serve its simulated GPUs, whose tensors PyTorch dispatches to
+the CPU. When the run ends, the registry forgets what ranks have registered, but not what PyTorch
+and other shared modules have, which stay loaded.
 """
 
 from __future__ import annotations
@@ -16,8 +17,15 @@ import torch
 from torch._library import custom_ops
 from torch.utils import _pytree
 
+from simcoll.torch.gpu_registers import (
+    COMPOSITE,
+    KEYS_OF_CPU,
+    check_device,
+    has_kernel,
+    sees_gpus,
+)
 from simcoll.torch.own_modules import OwnModules
-from simcoll.torch.rank_threads import current_thread_or_none
+from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 
 __all__ = ["register_replacements"]
 
@@ -60,6 +68,26 @@ class _Operators:
 
         return call if is_new else None
 
+    def of_gpus(self, operator: str, key: str, key_of_cuda: str) -> Callable[..., Any]:
+        """A dispatcher to the function that the running rank has for the CPU, registered later, or
+        else for CUDA.
+        """
+        keys = [(*operator.split("::"), suitable) for suitable in (key, *COMPOSITE)]
+        self.functions[keys[0]] = {}
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            thread = current_thread()
+            kernels = [self.functions.get(entry, {}).get(thread.number) for entry in keys]
+            kernel = next(filter(None, kernels), None)
+            if kernel is None:
+                if key == "CPU":
+                    check_device(thread.process, operator, (*args, *kwargs.values()))
+                kernel = self.functions[*operator.split("::"), key_of_cuda][thread.number]
+            with thread.process.around():
+                return kernel(*args, **kwargs)
+
+        return call
+
 
 def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of functions that register operators and classes; ``undo``
@@ -93,6 +121,11 @@ def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[An
         call = fn if rank < 0 else operators.of_rank(key, rank, fn)
         if call is not None:
             implement(self, op_name, call, dispatch_key, **options)
+        operator, host_key = f"{self.ns}::{name}", KEYS_OF_CPU.get(key[-1])
+        if rank < 0 or host_key is None or (self.ns, name, host_key) in operators.functions:
+            return
+        if sees_gpus() and not has_kernel(operator, host_key):
+            implement(self, op_name, operators.of_gpus(operator, host_key, key[-1]), host_key)
 
     def fake_for_rank(
         self: Any, op_name: str, fn: Any, _stacklevel: int = 1, **options: Any

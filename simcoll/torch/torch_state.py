@@ -64,6 +64,7 @@ from simcoll.torch.flash_attention import add_flash_kernels, flash_replacements
 from simcoll.torch.flight_dumps import dump_replacements
 from simcoll.torch.gpu_kernels import allow_fake_lists, kernel_replacements
 from simcoll.torch.gpu_meshes import gpu_mesh_replacements
+from simcoll.torch.gpu_registers import serve_gpus
 from simcoll.torch.group_hooks import hook_replacements
 from simcoll.torch.interrupts import Interrupts
 from simcoll.torch.mesh_caches import separate_caches
@@ -324,6 +325,7 @@ def _prepare(undo: contextlib.ExitStack, modules: OwnModules | None, cuda: str |
         add_nccl_options(undo)
         add_locations(undo)
         add_bindings(undo)
+        serve_gpus(undo)
     if modules is not None:
         undo.callback(sys.modules.update, modules.hide())
         _replace_all(undo, modules.replacements())

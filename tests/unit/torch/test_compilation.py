@@ -68,3 +68,32 @@ def test_a_condition_runs_the_branch_that_its_tensor_chooses():
         return *plain, sharded.full_tensor().sum().item()
 
     assert backend.spawn(body, 2).returns == ((12.0, 8.0, 12.0),) * 2
+
+
+def test_a_condition_without_a_value_runs_its_first_branch():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def body(_rank, _size):
+        with FakeTensorMode():
+            x = torch.ones(4, 8, requires_grad=True)
+            result = torch.cond(x.sum() > 0, lambda y: y @ y.T, lambda y: -y @ y.T, (x,))
+            result.sum().backward()
+            return tuple(result.shape), tuple(x.grad.shape)
+
+    with pytest.warns(UserWarning, match=r"torch\.cond at .* the first branch"):
+        result = backend.spawn(body, 1)
+    assert result.returns == (((4, 4), (4, 8)),)
+
+
+def test_a_condition_in_a_transformation_is_that_of_each_element():
+    def body(_rank, _size):
+        x = torch.tensor([[1.0, 2.0], [-3.0, 1.0]])
+
+        def f(x):
+            return torch.cond(x.sum() > 0, lambda y: 2 * y, lambda y: 3 * y, (x,))
+
+        gradient = torch.func.grad(lambda y: f(y).sum())(x[1])
+        return torch.vmap(f)(x).tolist(), gradient.tolist()
+
+    expected = [[2.0, 4.0], [-9.0, 3.0]], [3.0, 3.0]
+    assert backend.spawn(body, 1).returns == (expected,)
