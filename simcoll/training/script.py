@@ -8,11 +8,12 @@ micro-batch, and the rows that it depends on.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from simcoll.core.vocabulary import CollectiveKind, PassKind, PipelineSchedule, Sharding
+from simcoll.core.vocabulary import CollectiveKind, PassKind, PipelineSchedule
 from simcoll.training.parallel import GradientBuckets, SendOverlap, layers_of_chunks
 from simcoll.training.pipeline import PipelineTurn, stage_order
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from simcoll.training.design import Design
 
 __all__ = ["Script", "ScriptRow", "ScriptShape", "Slot", "script_of", "shape_of"]
+
+ShardedInScript: TypeAlias = Literal["none", "optimizer", "parameters"]
+"""What is sharded, as far as the order of operations depends on it: sharded gradients are reduced
+like whole ones for a sharded optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +35,14 @@ class ScriptShape:
     ----------
     layers
         Numbers of the layers by stage and chunk.
-    micro_batches, schedule, sends_overlap, overlap_dp, shard, buckets
+    micro_batches, schedule, sends_overlap, overlap_dp, buckets
         As in the design.
+    shard
+        What is sharded; ``"optimizer"`` with or without gradients.
     copies, expert_copies
         Whether several ranks hold the same dense parameters, and the same experts.
     experts
-        Layers with experts that are distributed over ranks.
+        Layers with experts.
     replicas
         Whether shards have replicas.
     pairs
@@ -51,7 +58,7 @@ class ScriptShape:
     schedule: PipelineSchedule
     sends_overlap: SendOverlap
     overlap_dp: bool
-    shard: Sharding
+    shard: ShardedInScript
     copies: bool
     expert_copies: bool
     experts: frozenset[int]
@@ -93,16 +100,17 @@ def shape_of(design: Design) -> ScriptShape:
     layers = layers_of_chunks(model, parallel)
     copies = mesh.size("dp") * mesh.size("cp")
     spread = parallel.ep > 1
+    shard = parallel.shard_in_step
     return ScriptShape(
         layers,
         design.micro_batches,
         parallel.schedule,
         parallel.sends_overlap,
         parallel.overlap_dp,
-        parallel.shard_in_step,
+        "optimizer" if shard == "gradients" else shard,
         copies=copies > 1,
         expert_copies=spread and parallel.tp // parallel.expert_tp * copies > parallel.ep,
-        experts=frozenset(layer for layer in range(model.layers) if spread and model.is_moe(layer)),
+        experts=frozenset(filter(model.is_moe, range(model.layers))),
         replicas=parallel.shard != "none" and 0 < parallel.shard_group < copies,
         tied=model.tied and parallel.pp > 1,
         offload=parallel.offload,
@@ -163,11 +171,31 @@ class ScriptRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Script:
-    """Slots and rows of a step."""
+    """Slots and rows of a step.
+
+    Rows are stored by column: the garbage collector stops following plain tuples of numbers, but
+    never named ones, of which the scripts of a plan have a hundred thousand.
+
+    Attributes
+    ----------
+    shape
+        What determines it.
+    slots
+        Its slots.
+    slot_of_row, micro_of_row, needs_of_row
+        The fields of its rows.
+    """
 
     shape: ScriptShape
     slots: tuple[Slot, ...]
-    rows: tuple[ScriptRow, ...]
+    slot_of_row: tuple[int, ...]
+    micro_of_row: tuple[int, ...]
+    needs_of_row: tuple[tuple[int, ...], ...]
+
+    @property
+    def rows(self) -> Iterator[ScriptRow]:
+        """Its operations, in topological order."""
+        return map(ScriptRow, self.slot_of_row, self.micro_of_row, self.needs_of_row)
 
     def stages_of(self, slot: Slot) -> tuple[int, ...]:
         """The stages that participate in a slot."""
@@ -177,9 +205,8 @@ class Script:
 
 
 MOST_ROWS = 1 << 18
-"""Scripts with this number of rows together are remembered, with some 400 bytes a row: the 102 of
-10,000 designs of 1,024 GPUs have 106,000. With the latest 16 alone a design takes 1.4 times as
-long.
+"""Scripts with this number of rows together are remembered, with some 340 bytes a row: the 77 of
+10,000 designs of 1,024 GPUs have 202,000.
 """
 
 
@@ -201,9 +228,9 @@ class _LatestScripts:
                 self._scripts.move_to_end(shape)
                 return script
             script = self._scripts[shape] = _ScriptWriter(shape).script()
-            self._rows += len(script.rows)
+            self._rows += len(script.slot_of_row)
             while self._rows > MOST_ROWS and len(self._scripts) > 1:
-                self._rows -= len(self._scripts.popitem(last=False)[1].rows)
+                self._rows -= len(self._scripts.popitem(last=False)[1].slot_of_row)
             return script
 
 
@@ -233,7 +260,9 @@ class _ScriptWriter:
     def __init__(self, shape: ScriptShape) -> None:
         self.shape = shape
         self.slots: dict[Slot, int] = {}
-        self.rows: list[ScriptRow] = []
+        self.slot_of_row: list[int] = []
+        self.micro_of_row: list[int] = []
+        self.needs_of_row: list[tuple[int, ...]] = []
         self.arrived: dict[tuple[str, int, int, int], int] = {}
         self.last: dict[int, tuple[int, ...]] = {}
         self.computed: dict[int, tuple[int, ...]] = {}
@@ -244,14 +273,16 @@ class _ScriptWriter:
         self.waiting: list[list[tuple[int, int]]] = [[] for _ in range(shape.stages)]
 
     def add(self, slot: Slot, needs: tuple[int, ...], micro: int = -1) -> int:
-        number = self.slots.setdefault(slot, len(self.slots))
-        self.rows.append(ScriptRow(number, micro, needs))
-        return len(self.rows) - 1
+        row = len(self.slot_of_row)
+        self.slot_of_row.append(self.slots.setdefault(slot, len(self.slots)))
+        self.micro_of_row.append(micro)
+        self.needs_of_row.append(needs)
+        return row
 
     def script(self) -> Script:
         shape = self.shape
         p, v, m = shape.stages, shape.chunks, shape.micro_batches
-        if shape.beside and shape.shard in {"optimizer", "gradients"}:
+        if shape.beside and shape.shard == "optimizer":
             for stage in range(p):
                 for chunk in range(v):
                     self.gathered[stage, chunk] = self._gather_before(stage, chunk)
@@ -267,7 +298,13 @@ class _ScriptWriter:
                     self._turn(stage, previous, *orders[stage][place : place + 2])
                     places[stage] += 1
         self._finish()
-        return Script(shape, tuple(self.slots), tuple(self.rows))
+        return Script(
+            shape,
+            tuple(self.slots),
+            tuple(self.slot_of_row),
+            tuple(self.micro_of_row),
+            tuple(self.needs_of_row),
+        )
 
     def _first(self, stage: int, chunk: int) -> bool:
         return stage == 0 and chunk == 0
@@ -480,5 +517,5 @@ class _ScriptWriter:
             update_row = self.add(
                 Slot("update", stage), (*self.synchronised[stage], *self.last.get(stage, ()))
             )
-            if shape.shard in {"optimizer", "gradients"} and not shape.overlap_dp:
+            if shape.shard == "optimizer" and not shape.overlap_dp:
                 self._collective("all_gather", stage, EVERY, (update_row,))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from threading import Lock
+from typing import TypeAlias
 
 from simcoll.core.facts import FactStore
 from simcoll.training.script import Script
@@ -13,6 +15,12 @@ from simcoll.training.script import Script
 __all__ = ["play_script", "slowed_rows"]
 
 NO_OVERLAP = Fraction(0)
+NO_STAGE = -1
+MOST_ENDS = 4
+"""Ends that are remembered for a script. Designs of a plan that differ only in their memory take
+the same times, and those that differ in a link do without their traffic: of the 4,418 plays of
+10,000 designs 3,092 are among the latest four of their script, and 3,290 among the latest 32.
+"""
 
 
 def play_script(script: Script, takes: Sequence[int], overlap: Fraction = NO_OVERLAP) -> int:
@@ -27,7 +35,7 @@ def play_script(script: Script, takes: Sequence[int], overlap: Fraction = NO_OVE
     overlap
         The slow-down of passes by collectives, as in :func:`slowed_rows`.
     """
-    return max(_play(script, takes, _Slowing(script, overlap) if overlap else None), default=0)
+    return _latest_ends(script).find(script, tuple(takes), overlap)
 
 
 def slowed_rows(script: Script, takes: Sequence[int], overlap: Fraction) -> dict[int, int]:
@@ -127,21 +135,14 @@ def _stretch(begin: int, work: int, busy: Sequence[tuple[int, int]], overlap: Fr
     return time + int(remaining * (1 + overlap)) - begin
 
 
-class _LaneRow(NamedTuple):
-    """A row on its streams."""
-
-    slot: int
-    on_first: _OnLane
-    on_second: _OnLane | None
-
-
-class _OnLane(NamedTuple):
-    """A row on a stream of one of its stages, and the ends that it waits for there: the ends of row
-    r are ``2 r`` on its first stage and ``2 r + 1`` on its second.
-    """
-
-    lane: int
-    needs: tuple[int, ...]
+_OnLane: TypeAlias = tuple[int, tuple[int, ...]]
+"""A row on a stream of one of its stages: the stream, and the ends that it waits for there. The
+ends of row r are ``2 r`` on its first stage and ``2 r + 1`` on its second.
+"""
+_LaneRow: TypeAlias = tuple[int, _OnLane, _OnLane | None]
+"""A row on its streams: its slot, and its first and second stage. Plain tuples, which the garbage
+collector stops following, and does not follow named ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,34 +166,60 @@ class _ScriptLanes:
 
 def _lanes_of(script: Script) -> _ScriptLanes:
     """The lanes of a script."""
-    stages = [script.stages_of(slot) for slot in script.slots]
     numbers: dict[tuple[int, str], int] = {}
-    lanes = [
-        [numbers.setdefault((stage, slot.stream), len(numbers)) for stage in on]
-        for slot, on in zip(script.slots, stages, strict=True)
-    ]
-    # For each slot, its place among the ends of a row on each of its stages.
-    places = [{stage: place for place, stage in enumerate(on)} for on in stages]
-    place_of_row = [places[row.slot] for row in script.rows]
-    rows = []
-    for row in script.rows:
-        on_lanes = [
-            _OnLane(
-                lane,
-                tuple(
-                    [
-                        2 * earlier + place_of_row[earlier][stage]
-                        for earlier in row.needs
-                        if stage in place_of_row[earlier]
-                    ]
-                ),
-            )
-            for lane, stage in zip(lanes[row.slot], stages[row.slot], strict=True)
-        ]
-        rows.append(_LaneRow(row.slot, on_lanes[0], on_lanes[1] if len(on_lanes) > 1 else None))
+    firsts, seconds, lanes = [], [], []
+    for slot in script.slots:
+        stages = script.stages_of(slot)
+        firsts.append(stages[0])
+        seconds.append(stages[1] if len(stages) > 1 else NO_STAGE)
+        lanes.append([numbers.setdefault((stage, slot.stream), len(numbers)) for stage in stages])
+    first_of_row = [firsts[number] for number in script.slot_of_row]
+    second_of_row = [seconds[number] for number in script.slot_of_row]
+
+    def ends_on(stage: int, needs: tuple[int, ...]) -> tuple[int, ...]:
+        """The ends on a stage of the earlier rows that are on it."""
+        return tuple(
+            [
+                2 * row if first_of_row[row] == stage else 2 * row + 1
+                for row in needs
+                if first_of_row[row] == stage or second_of_row[row] == stage
+            ]
+        )
+
+    rows: list[_LaneRow] = []
+    for number, needs in zip(script.slot_of_row, script.needs_of_row, strict=True):
+        on_first = lanes[number][0], ends_on(firsts[number], needs)
+        second = seconds[number]
+        on_second = None if second == NO_STAGE else (lanes[number][1], ends_on(second, needs))
+        rows.append((number, on_first, on_second))
     meets = tuple(slot.does == "send" for slot in script.slots)
     return _ScriptLanes(len(numbers), meets, tuple(rows))
 
 
+class _LatestEnds:
+    """The ends of the latest plays of a script."""
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[tuple[tuple[int, ...], Fraction], int] = OrderedDict()
+        self._lock = Lock()
+
+    def find(self, script: Script, takes: tuple[int, ...], overlap: Fraction) -> int:
+        """The end with given times of slots, played if it is not remembered."""
+        key = takes, overlap
+        with self._lock:
+            if key in self._ends:
+                self._ends.move_to_end(key)
+                return self._ends[key]
+        slowing = _Slowing(script, overlap) if overlap else None
+        end_fs = max(_play(script, takes, slowing), default=0)
+        with self._lock:
+            self._ends[key] = end_fs
+            if len(self._ends) > MOST_ENDS:
+                self._ends.popitem(last=False)
+        return end_fs
+
+
 _script_lanes: FactStore[Script, _ScriptLanes] = FactStore(_lanes_of)
 """The lanes of a script."""
+_latest_ends: FactStore[Script, _LatestEnds] = FactStore(lambda _: _LatestEnds())
+"""The ends of the latest plays of a script."""

@@ -6,13 +6,16 @@ unless the next step does that during its computation).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from functools import cache, cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
 
 from simcoll.arrays import Ints
+from simcoll.core.facts import FactStore
 from simcoll.core.vocabulary import CollectiveKind
 from simcoll.training.chunks import ChunkCosts
 from simcoll.training.gpu import DTYPE_BYTES
@@ -23,6 +26,7 @@ from simcoll.training.script import (
     EVERY,
     Script,
     ScriptRow,
+    ScriptShape,
     Slot,
     script_of,
     shape_of,
@@ -39,7 +43,7 @@ from simcoll.workload.workload import (
 if TYPE_CHECKING:
     from simcoll.training.design import Design
 
-__all__ = ["FLOPS_FORMULA", "StepParts"]
+__all__ = ["FLOPS_FORMULA", "EqualSlots", "StepParts"]
 
 FLOPS_FORMULA = (
     "6 for each token and each parameter of a matrix that it meets, the head included, and of "
@@ -48,6 +52,71 @@ FLOPS_FORMULA = (
     "less what windows leave out"
 )
 _NAMES = {"F": "forward", "B": "backward", "W": "weights", "BW": "backward"}
+
+
+@dataclass(frozen=True, slots=True)
+class EqualSlots:
+    """Slots of a script that have equal operations in every design, of which one is priced.
+
+    Attributes
+    ----------
+    slots
+        The first slot of each kind.
+    number_of_slot
+        For each slot of the script the place of its first among them.
+    rows
+        How many rows of the script are of each kind.
+    """
+
+    slots: tuple[Slot, ...]
+    number_of_slot: tuple[int, ...]
+    rows: tuple[int, ...]
+
+
+def _equal_slots_of(script: Script) -> EqualSlots:
+    """Find the slots of a script that differ in nothing."""
+    shape = script.shape
+    numbers: dict[object, int] = {}
+    firsts: list[Slot] = []
+    number_of_slot: list[int] = []
+    for slot in script.slots:
+        number = numbers.setdefault(_kind_of(slot, shape), len(firsts))
+        if number == len(firsts):
+            firsts.append(slot)
+        number_of_slot.append(number)
+    rows = [0] * len(firsts)
+    for slot_number, count in Counter(script.slot_of_row).items():
+        rows[number_of_slot[slot_number]] += count
+    return EqualSlots(tuple(firsts), tuple(number_of_slot), tuple(rows))
+
+
+def _kind_of(slot: Slot, shape: ScriptShape) -> object:
+    """What the operation of a slot depends on: of its layers, whether they have experts; in a pass,
+    whether they are at the ends of their chunk, which receive activations; and whether the chunk
+    has the embedding or the output head.
+    """
+    passes = slot.does == "turn"
+    if not passes and slot.stream not in {"gather", "reduce"}:
+        return slot
+    if passes or slot.chunk >= 0:
+        chunk_layers = shape.layers[slot.stage][slot.chunk]
+        ends = (
+            (slot.stage, slot.chunk) == (0, 0),
+            (slot.stage, slot.chunk) == (shape.stages - 1, shape.chunks - 1),
+        )
+    if slot.layer >= 0:
+        kind: object = slot.layer in shape.experts
+        if passes:
+            at_ends = slot.layer == chunk_layers[0], slot.layer == chunk_layers[-1]
+            kind = kind, at_ends, ends
+    elif slot.layer == EVERY and slot.chunk >= 0:
+        kind = tuple(layer in shape.experts for layer in chunk_layers), ends
+    else:
+        return slot
+    return slot._replace(chunk=0, layer=min(slot.layer, 0)), kind
+
+
+_equal_slots: FactStore[Script, EqualSlots] = FactStore(_equal_slots_of)
 
 
 class StepParts:
@@ -83,14 +152,15 @@ class StepParts:
         computations.
         """
         longer = more_fs or {}
-        by_slot = cache(self.operation)
-        slots = [by_slot(self.representative(slot)) for slot in self.script.slots]
+        equal = self.equal_slots
+        by_number = list(map(self.operation, equal.slots))
+        slots = [by_number[number] for number in equal.number_of_slot]
+        rows = tuple(self.script.rows)
         ids = [
-            _identity(self.script.slots[row.slot], row, number)
-            for number, row in enumerate(self.script.rows)
+            _identity(self.script.slots[row.slot], row, number) for number, row in enumerate(rows)
         ]
         operations: list[Operation] = []
-        for number, row in enumerate(self.script.rows):
+        for number, row in enumerate(rows):
             slot_operation = slots[row.slot]
             needs = tuple(ids[earlier] for earlier in row.needs)
             operations.append(
@@ -111,28 +181,13 @@ class StepParts:
 
     def ground(self) -> Workload:
         """Classes and groups of the workload, without operations."""
-        return Workload(self.design.mesh.nranks, stages_of(self.design.mesh), self.groups, ())
+        parallel = self.design.parallel
+        return _ground_of(self.design.mesh, parallel.ep, parallel.shard_group, parallel.expert_axes)
 
-    def representative(self, slot: Slot) -> Slot:
-        """A slot with an equal operation, the same for all slots of layers that differ in
-        nothing.
-        """
-        return slot if slot.layer < 0 else slot._replace(layer=self._first_equal[slot.layer])
-
-    @cached_property
-    def _first_equal(self) -> dict[int, int]:
-        """For each layer the first of its chunk that differs in nothing: the layers at the ends of
-        a chunk have what the others do not, and so do layers with experts.
-        """
-        layer_of_kind: dict[tuple[object, ...], int] = {}
-        equal = {}
-        for stage, stage_chunks in enumerate(self.costs.chunks):
-            for chunk, layers in enumerate(stage_chunks):
-                for layer in layers:
-                    ends = layer == layers[0], layer == layers[-1]
-                    kind = stage, chunk, ends, self.design.model.is_moe(layer)
-                    equal[layer] = layer_of_kind.setdefault(kind, layer)
-        return equal
+    @property
+    def equal_slots(self) -> EqualSlots:
+        """The slots of its script, by which of them have equal operations."""
+        return _equal_slots(self.script)
 
     def operation(self, slot: Slot) -> Operation:
         """The operation of a slot, without its ID and dependencies."""
@@ -293,6 +348,13 @@ def _groups_in(operation: Operation) -> tuple[str, ...]:
 def stages_of(mesh: Mesh) -> dict[str, Ints]:
     """Ranks of each stage, in the same order of the other axes."""
     return {f"stage{place}": ranks for place, ranks in enumerate(mesh.groups("tp", "cp", "dp"))}
+
+
+@lru_cache(maxsize=256)
+def _ground_of(mesh: Mesh, ep: int, shard_group: int, expert_axes: tuple[str, ...]) -> Workload:
+    """The classes and groups of a mesh, checked once for all designs on it."""
+    groups = process_groups(mesh, ep, shard_group, expert_axes)
+    return Workload(mesh.nranks, stages_of(mesh), groups, ())
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,6 @@ takes no time and only orders.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -22,7 +21,6 @@ from simcoll.training.evidence import rates_of
 from simcoll.training.memory import memory_by_stage
 from simcoll.training.mixed_gpus import mixed_notes, rank_factors
 from simcoll.training.published_mfu import far_below
-from simcoll.training.script import Slot
 from simcoll.training.script_clock import play_script, slowed_rows
 from simcoll.training.shortfalls import shortfalls
 from simcoll.training.step_calibration import UNCALIBRATED
@@ -97,15 +95,17 @@ class TrainingStep:
         self.alone: IsolatedTimes = alone_on(
             design.topology, uniform=not design.cluster.degraded, calibration=design.network
         )
-        # Slots of equal layers have equal operations: a step of three hundred slots has thirty.
+        # Slots that differ in nothing have equal operations, and some others too: a step of three
+        # hundred slots has thirty.
         operations: dict[Operation, int] = {}
-        numbers: dict[Slot, int] = {}
-        self._operation_of_slot: list[int] = []
-        for slot in map(self.parts.representative, self.parts.script.slots):
-            if slot not in numbers:
-                numbers[slot] = operations.setdefault(self.parts.operation(slot), len(operations))
-            self._operation_of_slot.append(numbers[slot])
+        equal = self.parts.equal_slots
+        numbers = [
+            operations.setdefault(self.parts.operation(slot), len(operations))
+            for slot in equal.slots
+        ]
         self._operations = tuple(operations)
+        self._operation_of_kind = numbers
+        self._operation_of_slot = [numbers[kind] for kind in equal.number_of_slot]
 
     @cached_property
     def workload(self) -> Workload:
@@ -135,8 +135,10 @@ class TrainingStep:
 
     @cached_property
     def _operation_counts(self) -> OperationCounts:
-        rows = Counter(self._operation_of_slot[row.slot] for row in self.parts.script.rows)
-        return tuple((operation, rows[number]) for number, operation in enumerate(self._operations))
+        rows = [0] * len(self._operations)
+        for number, count in zip(self._operation_of_kind, self.parts.equal_slots.rows, strict=True):
+            rows[number] += count
+        return tuple(zip(self._operations, rows, strict=True))
 
     @cached_property
     def _times(self) -> WorkloadTimes:

@@ -77,7 +77,7 @@ COMPARED = [
     ("boxes.interconnect", "mesh", "full mesh"),
     ("machine.inside", "host", "hosts"),
     ("shape.schedule", "1f1b", "1F1B"),
-    ("shape.shard", "gradients", "gradient"),
+    ("shape.shard", "parameters", "parameter"),
     ("turn.kind", "F", "forward"),
 ]
 

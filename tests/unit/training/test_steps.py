@@ -24,7 +24,7 @@ from simcoll.training.memory import memory_by_stage, offloaded_bytes, stage_para
 from simcoll.training.operators import Roofline
 from simcoll.training.parallel import Parallel
 from simcoll.training.pipeline import stage_order
-from simcoll.training.script_clock import _stretch
+from simcoll.training.script_clock import _play, _Slowing, _stretch, play_script
 from simcoll.training.step_calibration import UNCALIBRATED, StepCalibration, shipped_calibration
 from simcoll.training.step_workload import StepParts
 from simcoll.training.steps import TrainingStep, step
@@ -259,6 +259,68 @@ def test_every_parallelism_is_played(name):
         axis.total_fs for axis in result.axes.values()
     )
     assert 0 < result.mfu <= result.hfu < 1
+
+
+EXPERTS = {"experts": 8, "top_k": 2, "expert_ffn": 1024, "dense_layers": 1, "moe_every": 2}
+PRICED_ONCE = {
+    "chunks": {"pp": 2, "virtual": 2, "shard": "optimizer", "overlap_dp": True},
+    "chunks reduced whole": {
+        "pp": 2,
+        "virtual": 4,
+        "shard": "gradients",
+        "overlap_dp": True,
+        "buckets": "chunk",
+    },
+    "experts": {
+        "tp": 2,
+        "pp": 2,
+        "virtual": 2,
+        "ep": 2,
+        "shard": "parameters",
+        "reshard": True,
+        "model": EXPERTS,
+    },
+    "experts, and activations in parts": {
+        "tp": 4,
+        "pp": 2,
+        "shard": "parameters",
+        "reshard": True,
+        "scatter_gather": True,
+        "model": EXPERTS,
+    },
+    "offloaded": {"pp": 2, "virtual": 4, "offload": ("weights", "activations")},
+    "zero bubble": {"pp": 2, "schedule": "zero-bubble", "shard": "optimizer", "overlap_dp": True},
+}
+
+
+@pytest.mark.parametrize("name", PRICED_ONCE)
+def test_slots_that_are_priced_once_have_equal_operations(name):
+    parts = StepParts(design(nodes=2, **PRICED_ONCE[name]))
+    equal = parts.equal_slots
+    assert len(equal.slots) < len(parts.script.slots)
+    for slot, kind in zip(parts.script.slots, equal.number_of_slot, strict=True):
+        assert parts.operation(slot) == parts.operation(equal.slots[kind]), slot
+    kinds = Counter(equal.number_of_slot[row.slot] for row in parts.script.rows)
+    assert equal.rows == tuple(kinds[kind] for kind in range(len(equal.slots)))
+
+
+def test_a_remembered_end_is_that_of_the_same_times():
+    """Of more times than are remembered, and twice each."""
+    script = StepParts(design(pp=2, virtual=2, shard="optimizer", overlap_dp=True)).script
+    others = list(range(1, len(script.slots)))
+    several = [[*others, 10**6 * longer] for longer in range(1, 7)]
+    for takes in [*several, *reversed(several)]:
+        for overlap in (Fraction(0), Fraction(1, 2)):
+            slowing = _Slowing(script, overlap) if overlap else None
+            assert play_script(script, takes, overlap) == max(_play(script, takes, slowing))
+
+
+def test_sharded_gradients_have_the_script_of_a_sharded_optimizer():
+    names = ("none", "optimizer", "gradients", "parameters")
+    keys = {"pp": 2, "reshard": True, "overlap_dp": True}
+    scripts = {name: StepParts(design(shard=name, **keys)).script for name in names}
+    assert scripts["gradients"] is scripts["optimizer"]
+    assert len({script.slots for script in scripts.values()}) == 3
 
 
 @pytest.mark.slow
