@@ -140,7 +140,15 @@ def calling_site(*folders: str, above: int = 1) -> Site:
     if site is not None:
         return site
     # inspect.stack() reads source files, and this is done on every call.
-    return _site_of(sys._getframe(above), folders or _HERE)  # noqa: SLF001
+    frame = sys._getframe(above)  # noqa: SLF001
+    outer = frame.f_back
+    if outer is not None and not folders:
+        # No line of this package has a place.
+        places = id(frame.f_code), frame.f_lasti, id(outer.f_code), outer.f_lasti
+        placed_site = _placed_sites.by_places.get(places)
+        if placed_site is not None:
+            return placed_site.site
+    return _site_of(frame, folders or _HERE)
 
 
 def waiting_site(task: greenlet.greenlet) -> Site:

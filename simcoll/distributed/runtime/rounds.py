@@ -157,7 +157,10 @@ class Round:
             self._stage.take_input(rank, buffers[0])
         caller = getcurrent()
         place, task = (caller, caller) if type(caller) is Task else place_of_call()
-        limit_wait(task, now_fs, now_fs + group.timeout_fs, explicit=group.explicit)
+        if not number:
+            # All call at this time, and before a deadline passes, the round breaks up: then each
+            # of them gets its own.
+            limit_wait(task, now_fs, now_fs + group.timeout_fs, explicit=group.explicit)
         arrivals.append(_RoundMember(me, task, entry, buffers[1]))
         end = self._end
         if number + 1 == len(members):
@@ -247,6 +250,8 @@ class Round:
         ready = group.world.tasks.ready
         for rank, arrival in zip(ranks, arrivals, strict=True):
             task, entry = arrival.task, arrival.entry
+            deadline_fs = entry.created_fs + entry.timeout_fs
+            limit_wait(task, entry.created_fs, deadline_fs, explicit=group.explicit)
             work = Work(
                 self._call.name,
                 group.raises,
@@ -254,7 +259,7 @@ class Round:
                 sources=(),
                 targets=arrival.targets,
                 entry=entry,
-                deadline_fs=entry.created_fs + entry.timeout_fs,
+                deadline_fs=deadline_fs,
                 explicit=group.explicit,
                 gate=None,
             )
