@@ -9,6 +9,7 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
 from simcoll.emulator.fast.block_rows import BlockRows, rows_of
@@ -93,6 +94,11 @@ SPARE = 2048
 """Least growth of slots and hops, up to four times as many in long runs: each growth costs as much
 as playing a hundred messages.
 """
+
+NO_LINKS_BEFORE = np.zeros(1, np.int64)
+"""Where the links of a single step begin."""
+ALL_ONE = np.zeros(0, np.int32)
+"""Weights of links that are all 1."""
 
 
 @dataclass(slots=True, eq=False)
@@ -475,13 +481,13 @@ class StepMachine:
 
     def _price(self, rows: BlockRows) -> None:
         """Give blocks the costs of their steps."""
-        s, steps, blocks = self.state, rows.steps, rows.blocks
+        s, steps, place = self.state, rows.steps, rows.place
         # The address of a step identifies it: ``contents`` keeps it alive, so no other step can
         # have the address.
-        s.block_content[blocks] = rows.of_blocks([id(step) for step in steps])
-        s.block_rows[blocks] = rows.counts
-        s.block_role[blocks] = rows.of_blocks([step.role for step in steps])
-        s.block_connected[blocks] = rows.of_blocks([step.uses_connections for step in steps])
+        s.block_content[place] = rows.of_blocks([id(step) for step in steps])
+        s.block_rows[place] = rows.of_blocks([len(step) for step in steps])
+        s.block_role[place] = rows.of_blocks([step.role for step in steps])
+        s.block_connected[place] = rows.of_blocks([step.uses_connections for step in steps])
         for name in ("delay_fs", "busy_fs", "wire", "post_fs", "size"):
             getattr(s, name)[rows.slots] = rows.gather([getattr(step, name) for step in steps])
 
@@ -490,10 +496,7 @@ class StepMachine:
         s, steps, slots = self.state, rows.steps, rows.slots
         for name in ("sender", "receiver", "src", "dst"):
             getattr(s, name)[slots] = rows.gather([getattr(step.shape, name) for step in steps])
-        deep = rows.spread(rows.of_blocks([step.depth > 0 for step in steps])) > 0
-        rules = np.where((s.delay_fs[slots] >= 0) & deep, EAGER, BOTH)
-        of_roles = rows.spread(rows.of_blocks([RULES.get(step.role, -1) for step in steps]))
-        s.rule[slots] = np.where(of_roles >= 0, of_roles, rules)
+        s.rule[slots] = rows.gather([_rules(step) for step in steps])
         if any(step.shape.leader is not None for step in steps):
             self._lead(rows)
         self._index(rows)
@@ -524,31 +527,32 @@ class StepMachine:
         """Give blocks their hops, and list them by message and by lane."""
         shapes = [step.shape for step in rows.steps]
         links = _one_column([shape.links.reshape(-1) for shape in shapes])
-        sizes = np.array([shape.links.size for shape in shapes], np.int64)
-        begins = np.cumsum(sizes) - sizes
-        if (
-            len(shapes) == 1
-        ):  # the usual case, for which a sum over all links takes ten times as long
-            hops = np.array([np.count_nonzero(links >= 0)])
+        if len(shapes) == 1:  # the usual case, for which the sums below take ten times as long
+            begins = NO_LINKS_BEFORE
+            if self.ahead is not None or not self._has_room(rows.blocks, links.size):
+                self._give_hops(rows, np.array([np.count_nonzero(links >= 0)])[rows.order])
         else:
+            sizes = np.array([shape.links.size for shape in shapes], np.int64)
+            begins = np.cumsum(sizes) - sizes
             up_to = np.append(0, np.cumsum(links >= 0))
-            hops = up_to[begins + sizes] - up_to[begins]
-        self._give_hops(rows, hops[rows.order])
-        plain = all(
-            shape.weight.strides == (0, 0) and bool((shape.weight[:1, :1] == 1).all())
-            for shape in shapes
+            self._give_hops(rows, (up_to[begins + sizes] - up_to[begins])[rows.order])
+        weight = (
+            [] if all(map(_is_plain, shapes)) else [shape.weight.reshape(-1) for shape in shapes]
         )
-        weight = [] if plain else [shape.weight.reshape(-1) for shape in shapes]
         # The compiled function takes writable, row-major columns.
         index_blocks(
             self.state,
             rows.blocks,
             begins[rows.order],
-            rows.of_blocks([shape.links.shape[1] for shape in shapes]),
+            np.array([shape.links.shape[1] for shape in shapes])[rows.order],
             np.require(links, np.int32, ["C", "W"]),
-            np.require(_one_column(weight) if weight else links[:0], np.int32, ["C", "W"]),
+            np.require(_one_column(weight), np.int32, ["C", "W"]) if weight else ALL_ONE,
             self.lanes_seen,
         )
+
+    def _has_room(self, blocks: Ints, hops: int) -> bool:
+        """Whether each of some blocks has room for a number of hops."""
+        return all(self.hop_room[block] >= hops for block in blocks.tolist())
 
     def _give_hops(self, rows: BlockRows, hops: Ints) -> None:
         """Allocate the hops of blocks; a smaller earlier allocation is abandoned, which bounds the
@@ -675,6 +679,20 @@ class StepMachine:
                 )
             if self.room[block]:  # not in a window
                 self.free[self.room[block]].setdefault(content, []).append(block)
+
+
+def _rules(step: Timed) -> NDArray[np.int8]:
+    """The rules of the rows of a step."""
+    rule = RULES.get(step.role, BOTH if step.depth == 0 else None)
+    if rule is None:
+        return np.where(step.delay_fs >= 0, np.int8(EAGER), np.int8(BOTH))
+    return np.full(len(step), rule, np.int8)
+
+
+def _is_plain(shape: StepShape) -> bool:
+    """Whether each flow of a shape has weight 1 on all of its links."""
+    weight = shape.weight
+    return weight.strides == (0, 0) and (not weight.size or int(weight[0, 0]) == 1)
 
 
 def _block_rows(rows: int) -> int:
