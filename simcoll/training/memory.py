@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from simcoll.training.gpu import DTYPE_BYTES
 from simcoll.training.parallel import Parallel, Recomputation, layers_of_chunks
 from simcoll.training.transformer import Model, linears
+from simcoll.workload.mesh import Mesh
 
 if TYPE_CHECKING:
     from simcoll.training.design import Design
@@ -74,7 +75,22 @@ class StageMemory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
 
-def stage_parameters(design: Design, stage: int) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True)
+class _StoredStep:
+    """What the memory of a design depends on."""
+
+    model: Model
+    parallel: Parallel
+    sequence: int
+    dtype: str
+    micro_batches: int
+    mesh: Mesh
+
+
+_Step: TypeAlias = "Design | _StoredStep"
+
+
+def stage_parameters(design: _Step, stage: int) -> tuple[int, int]:
     """Parameters on one GPU of a stage before sharding: dense ones, replicated over data-parallel
     ranks, and experts'.
     """
@@ -112,7 +128,7 @@ def _stage_parameters(model: Model, parallel: Parallel, stage: int) -> tuple[int
     return dense, experts
 
 
-def activation_bytes(design: Design, *, moe: bool, recompute: Recomputation | None = None) -> int:
+def activation_bytes(design: _Step, *, moe: bool, recompute: Recomputation | None = None) -> int:
     """Bytes that the forward pass of one layer stores on one GPU for one micro-batch.
 
     Parameters
@@ -162,7 +178,7 @@ def activation_bytes(design: Design, *, moe: bool, recompute: Recomputation | No
     return repeated // repeats + inputs * _gathered_bytes(design, x, modules) + split // t
 
 
-def _gathered_bytes(design: Design, x: int, modules: Collection[str]) -> int:
+def _gathered_bytes(design: _Step, x: int, modules: Collection[str]) -> int:
     """Bytes of a gathered input of attention or MLP that is saved, beyond the part of a rank
     itself; ``x``: its elements.
     """
@@ -172,14 +188,14 @@ def _gathered_bytes(design: Design, x: int, modules: Collection[str]) -> int:
     return _saved_bytes(design) * (x - x // parallel.tp)
 
 
-def _saved_bytes(design: Design) -> int:
+def _saved_bytes(design: _Step) -> int:
     """Bytes of an element that is saved as the input of a product."""
     if design.parallel.saved == "bf16" or DTYPE_BYTES[design.dtype] > 1:
         return ACTIVATION_BYTES
     return 1
 
 
-def _inner_bytes(design: Design, rows: int, *, moe: bool, modules: Collection[str]) -> int:
+def _inner_bytes(design: _Step, rows: int, *, moe: bool, modules: Collection[str]) -> int:
     """Bytes inside the MLP or the experts over all tensor-parallel ranks: inputs of the activation
     function in 16 bits, its output as the input of a product, and tokens of routed experts.
     """
@@ -199,7 +215,7 @@ def _inner_bytes(design: Design, rows: int, *, moe: bool, modules: Collection[st
     return shared + routed * (model.expert_inner * (inputs + output) + tokens)
 
 
-def _inner_elements(design: Design, rows: int, *, moe: bool) -> int:
+def _inner_elements(design: _Step, rows: int, *, moe: bool) -> int:
     """Elements inside the MLP or the experts over all tensor-parallel ranks: input and output of
     the activation function.
     """
@@ -213,7 +229,7 @@ def _inner_elements(design: Design, rows: int, *, moe: bool) -> int:
     )
 
 
-def chunks_in_flight(design: Design, stage: int) -> int:
+def chunks_in_flight(design: _Step, stage: int) -> int:
     """The maximum number of a stage's chunks in flight, between forward and backward pass."""
     parallel, m = design.parallel, design.micro_batches
     p, v = parallel.pp, parallel.virtual
@@ -224,10 +240,25 @@ def chunks_in_flight(design: Design, stage: int) -> int:
 
 def memory_by_stage(design: Design) -> tuple[StageMemory, ...]:
     """Memory of one GPU of each stage, in order."""
-    return tuple(_stage(design, stage) for stage in range(design.parallel.pp))
+    return _memory_of(
+        _StoredStep(
+            design.model,
+            design.parallel,
+            design.sequence,
+            design.dtype,
+            design.micro_batches,
+            design.mesh,
+        )
+    )
 
 
-def _stage(design: Design, stage: int) -> StageMemory:
+@lru_cache(maxsize=4096)
+def _memory_of(step: _StoredStep) -> tuple[StageMemory, ...]:
+    """The same for all machines of a search: they have the same mappings."""
+    return tuple(_stage(step, stage) for stage in range(step.parallel.pp))
+
+
+def _stage(design: _StoredStep, stage: int) -> StageMemory:
     parallel, model = design.parallel, design.model
     dense, experts = stage_parameters(design, stage)
     copies = design.mesh.size("dp") * design.mesh.size("cp")
@@ -276,7 +307,7 @@ def _stage(design: Design, stage: int) -> StageMemory:
     )
 
 
-def _bytes_in_flight(design: Design, stage: int, sizes: Sequence[int]) -> int:
+def _bytes_in_flight(design: _Step, stage: int, sizes: Sequence[int]) -> int:
     """The most bytes of chunks between their forward and backward passes.
 
     Interleaved chunks of a stage differ in size where embedding and head count as layers, so that
@@ -297,7 +328,7 @@ def _bytes_in_flight(design: Design, stage: int, sizes: Sequence[int]) -> int:
 
 
 def _offloaded_layers(
-    design: Design, chunks: Sequence[tuple[int, ...]], layer_bytes: Mapping[bool, int]
+    design: _Step, chunks: Sequence[tuple[int, ...]], layer_bytes: Mapping[bool, int]
 ) -> list[list[int]]:
     """Bytes of the layers of each chunk that are offloaded, the first ones of the stage."""
     remaining, offloaded = design.parallel.offload_layers, []
@@ -342,7 +373,7 @@ def offloaded_share(design: Design, stage: int) -> float:
     return min(1.0, design.parallel.offload_layers / max(1, layers))
 
 
-def _ends(design: Design, stage: int) -> int:
+def _ends(design: _Step, stage: int) -> int:
     """Activations of embedding and head: dropout masks of all micro-batches in flight; input and
     logits of the loss.
     """
@@ -359,7 +390,7 @@ def _ends(design: Design, stage: int) -> int:
     return nbytes
 
 
-def _buffers(design: Design, stage: int, dense: int, experts: int) -> int:
+def _buffers(design: _Step, stage: int, dense: int, experts: int) -> int:
     """Gathered parameters and inputs, a layer being recomputed, messages between stages."""
     parallel, model = design.parallel, design.model
     chunks = layers_of_chunks(model, parallel)[stage]

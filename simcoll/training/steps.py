@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -118,10 +117,11 @@ class TrainingStep:
         if overlap:
             slowed_fs = slowed_rows(self.parts.script, self._takes(without), overlap)
             workload = self.parts.workload(slowed_fs)
-        operations = map_operations(
-            workload.operations, lambda operation: without_axes(operation, without)
+        if not without:
+            return workload
+        return workload.with_operations(
+            map_operations(workload.operations, lambda operation: without_axes(operation, without))
         )
-        return replace(workload, operations=operations) if without else workload
 
     @cached_property
     def _calm_workload(self) -> Workload:

@@ -287,7 +287,7 @@ def _play_few_turns(
         )
         for number, needed in zip(short.operations.tolist(), short.needs, strict=True)
     )
-    part = replace(workload, operations=remaining)
+    part = workload.with_operations(remaining)
     program, places = lower(part, plans, waits, slow=slow, lost=lost)
     messages = _messages_of_all(program, short, places)
     if hashed and messages <= MOST_HASHED:

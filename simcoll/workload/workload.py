@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TypeAlias, cast
 
 import msgspec
@@ -375,6 +375,17 @@ class Workload:
         _check_classes(self.classes, self.nranks)
         _check_groups(self.groups, self.nranks)
         _check_operations(self)
+
+    def with_operations(self, operations: tuple[WorkloadPart, ...]) -> Workload:
+        """The same workload with some of its operations, or with operations that lack bytes of
+        theirs, each after some of those before it: they need no further check, which takes a
+        twentieth of the time to play them.
+        """
+        copy = object.__new__(Workload)
+        for name in (column.name for column in fields(self)):
+            object.__setattr__(copy, name, getattr(self, name))
+        object.__setattr__(copy, "operations", operations)
+        return copy
 
     def facts(self) -> list[tuple[str, object]]:
         """Name and value of what a reader sees."""
