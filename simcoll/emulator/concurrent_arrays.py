@@ -36,6 +36,7 @@ from 1 to 4,096 takes the same time (uneven exchange of 48 ranks).
 NEVER = 2**64 - 1
 """The key of a link that is not to be frozen: it has its level, or no flow without a rate."""
 ONE = np.array(1, np.uint64)  # numpy takes twice as long for a Python integer
+LEVELED = np.array(NEVER, np.uint64)
 
 
 class _Side:
@@ -54,6 +55,9 @@ class _Side:
         self.version = 0
         self.state = np.zeros((opposite + 1, 2, links + 1), np.int64)
         self.state[0, SPARE, :-1] = capacity
+        # Views of each: making them in every round takes a tenth of its time.
+        self.states = list(self.state)
+        self.shares = [(state[SPARE], state[PENDING]) for state in self.states]
         self.key = np.zeros(links + 1, np.uint64)
         self.signed = self.key.view(np.int64)
         self.leveled = np.append(np.zeros(links, np.uint64), np.uint64(NEVER))
@@ -62,20 +66,25 @@ class _Side:
 
     def divide(self) -> None:
         """Find the keys of the current state."""
-        spare, pending = self.state[self.version]
+        spare, pending = self.shares[self.version]
         np.floor_divide(spare, pending, out=self.signed)
         np.subtract(self.key, ONE, out=self.key)
         np.bitwise_or(self.key, self.leveled, out=self.key)
 
 
 class _Rounds:
-    """The rounds of the last event: the side and links that each froze, and its highest level."""
+    """The rounds of the last event: the side and links that each froze, and the ``highest`` level
+    that they could have got: those of the next round of the other side are above.
+    """
 
     def __init__(self, sides: tuple[_Side, _Side]) -> None:
         self.sides = sides
         self.frozen: list[tuple[_Side, Ints]] = []
         self.highest: list[int] = []
-        self.weights = np.ones((2, max(len(side.key) for side in sides)), np.int64)
+        weights = np.ones((2, max(len(side.key) for side in sides)), np.int64)
+        self.weights = [
+            (weights[:, :links], weights[SPARE, :links]) for links in range(weights.shape[1] + 1)
+        ]
 
     def count(self, ends: Ints, change: int) -> list[Ints]:
         """Count flows that begin (1) or have ended (-1); return the change of all links."""
@@ -121,30 +130,29 @@ class _Rounds:
             lowest, lowest_down = up.key.item(uplink), down.key.item(downlink)
             if lowest < lowest_down:
                 links = (up.key < down.key[downlink, ...]).nonzero()[0]
-                self._freeze(up, down, links, up.signed[links])
+                self._freeze(up, down, links, up.signed.take(links), lowest_down)
             elif lowest_down < lowest:
                 links = (down.key < up.key[uplink, ...]).nonzero()[0]
-                self._freeze(down, up, links, down.signed[links])
+                self._freeze(down, up, links, down.signed.take(links), lowest)
             elif lowest == NEVER:
                 return
             else:
                 equal = [(side.key == lowest).nonzero()[0] for side in self.sides]
-                self._freeze(up, down, equal[0], up.signed[equal[0]])
-                self._freeze(down, up, equal[1], np.full(len(equal[1]), lowest))
+                self._freeze(up, down, equal[0], up.signed[equal[0]], lowest + 1)
+                self._freeze(down, up, equal[1], np.full(len(equal[1]), lowest), lowest + 1)
 
-    def _freeze(self, side: _Side, opposite: _Side, links: Ints, key: Ints) -> None:
+    def _freeze(self, side: _Side, opposite: _Side, links: Ints, key: Ints, highest: int) -> None:
         """Level links of a side, and take their rates from those of the opposite one."""
-        weights = self.weights[:, : len(links)]
-        level = weights[SPARE]
+        weights, level = self.weights[len(links)]
         np.add(key, 1, out=level)
         side.level[links] = level
-        side.key[links] = side.leveled[links] = NEVER
+        side.key[links] = side.leveled[links] = LEVELED
         self.frozen.append((side, links))
-        self.highest.append(level.item(level.argmax()))
+        self.highest.append(min(highest, UNLIMITED))
         rates = np.dot(weights, side.crossing.take(links, axis=0))
         opposite.version += 1
-        state, version = opposite.state, opposite.version
-        np.subtract(state[version - 1], rates, out=state[version])
+        states, version = opposite.states, opposite.version
+        np.subtract(states[version - 1], rates, out=states[version])
         opposite.divide()
 
 
