@@ -208,11 +208,9 @@ def play_every(request: Request, timer: StepTimer | None = None) -> Result:
             end_fs[first : first + len(done_fs)] = done_fs
 
     steps = timed_steps(plan, topology, placement, seen.groups, timer)
-    if timeline is None and CROWDED * plan.nranks < seen.messages <= MOST_PRUNED:
-        stream = tuple(steps)
-        largest = max(len(step) for group, _ in stream for step in group)
-        crowded = largest > CROWDED * plan.nranks
-        steps = iter(without_idle_links(stream, capacity) if crowded else stream)
+    crowded = seen.largest > CROWDED * plan.nranks
+    if timeline is None and crowded and seen.messages <= MOST_PRUNED:
+        steps = iter(without_idle_links(tuple(steps), capacity))
     machine = StepMachine(
         capacity,
         seen.lane_steps,

@@ -124,15 +124,16 @@ class Spinning(NamedTuple):
 class PlanSummary:
     """Counts from a first pass over a plan.
 
-    ``rows`` counts the transfers of distinct steps; ``groups`` keeps the :func:`turns` if they are
-    few, and ``copy_groups`` those of one copy if the plan consists of equal ones; ``switched``:
-    some transfers between ranks are switch operations.
+    ``rows`` counts the transfers of distinct steps, ``largest`` those of the largest step;
+    ``groups`` keeps the :func:`turns` if they are few, and ``copy_groups`` those of one copy if the
+    plan consists of equal ones; ``switched``: some transfers between ranks are switch operations.
     """
 
     lane_steps: Ints
     steps: int
     messages: int
     rows: int
+    largest: int
     bytes_by_op: tuple[int, ...]
     switched: bool
     groups: list[Group] | None
@@ -580,6 +581,7 @@ def _count(plan: Plan) -> PlanSummary:
         counts.steps,
         times * counts.messages,
         times * counts.rows,
+        times * counts.largest,
         tuple(times * moved for moved in counts.bytes_by_op),
         counts.switched,
         None,
@@ -618,7 +620,7 @@ def _count_all(plan: Plan) -> PlanSummary:
     groups: list[Group] | None = []
     facts_of: dict[int, tuple[Ints, tuple[int, ...], bool]] = {}
     lane_steps = _LaneSteps(plan.nranks * plan.nchannels)
-    steps = messages = rows = 0
+    steps = messages = rows = largest = 0
     moved = [0] * len(OP_NAMES)
     switched = False
     for group in spinning(plan):
@@ -630,6 +632,7 @@ def _count_all(plan: Plan) -> PlanSummary:
             if step_facts is None:
                 step_facts = fresh[id(step)] = _facts(plan, step)
                 rows += step.rows * (times if spins else 1)
+                largest = max(largest, step.rows)
             lanes, payload, by_switch = step_facts
             lane_steps.add(lanes, times)
             steps += times
@@ -651,7 +654,9 @@ def _count_all(plan: Plan) -> PlanSummary:
             groups.append(group)
             facts_of |= fresh  # as long as groups keep them
     lane_steps.close()
-    return PlanSummary(lane_steps.steps, steps, messages, rows, tuple(moved), switched, groups)
+    return PlanSummary(
+        lane_steps.steps, steps, messages, rows, largest, tuple(moved), switched, groups
+    )
 
 
 def same_moves(a: Moves, b: Moves) -> bool:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.emulator.steps import step_columns
-from simcoll.emulator.steps.step_columns import turns
+from simcoll.emulator.steps import equal_copies, step_columns
+from simcoll.emulator.steps.step_columns import summary, turns
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -41,3 +41,15 @@ def test_a_ring_of_few_elements_has_the_same_steps_either_way(name, count, monke
         assert times == expected_times
         for columns, expected_columns in zip(group, expected, strict=True):
             assert all(map(np.array_equal, columns, expected_columns))
+
+
+@pytest.mark.parametrize("many", [0, 1 << 40])
+@pytest.mark.parametrize("count", [3, 4096, 4099])
+@pytest.mark.parametrize("name", ["ring", "hierarchical", "recursive_doubling", "two_shot"])
+def test_the_largest_step_of_a_plan_is_that_of_its_turns(name, count, many, monkeypatch):
+    """Counted over the whole plan, and over one of the equal copies of which it consists."""
+    monkeypatch.setattr(equal_copies, "MANY_TRANSFERS", many)
+    box = {"box": 8} if name == "hierarchical" else {}
+    schedule = simcoll.schedule("all_reduce", name, nranks=16, channels=8, **box)
+    plan = simcoll.bind(schedule, count)
+    assert summary(plan).largest == max(step.rows for group, _ in turns(plan) for step in group)
