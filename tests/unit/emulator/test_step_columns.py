@@ -45,7 +45,7 @@ def test_a_ring_of_few_elements_has_the_same_steps_either_way(name, count, monke
 
 @pytest.mark.parametrize("many", [0, 1 << 40])
 @pytest.mark.parametrize("count", [3, 4096, 4099])
-@pytest.mark.parametrize("name", ["ring", "hierarchical", "recursive_doubling", "two_shot"])
+@pytest.mark.parametrize("name", ["ring", "hierarchical", "recursive_doubling", "rabenseifner"])
 def test_the_largest_step_of_a_plan_is_that_of_its_turns(name, count, many, monkeypatch):
     """Counted over the whole plan, and over one of the equal copies of which it consists."""
     monkeypatch.setattr(equal_copies, "MANY_TRANSFERS", many)
