@@ -228,7 +228,6 @@ def _play_stream(request: Request) -> tuple[LoadedOutcome, Ints | None]:
     plan, seen, classes = request.plan, request.summary, _classes_of(request)
     if isinstance(classes, str):
         raise InternalError(f"{plan} has no classes to play: {classes}")
-    name = all_links(plan, request.topology)[2]
     quotient = classes.timed(plan, request.topology)
     expanded = request.keep or seen.messages <= MOST_HASHED
     expansion = Expansion(quotient, seen.messages, keep=request.keep) if expanded else None
@@ -244,7 +243,13 @@ def _play_stream(request: Request) -> tuple[LoadedOutcome, Ints | None]:
     )
     if periodic is not None:
         periodic.lane_left = machine.state.lane_left
-    machine.play(lambda link: f"class {link}, for example {name(int(quotient.links[link]))}")
+
+    def name(link: int) -> str:
+        """A link in the reason of a refusal; names are not looked up for anything else."""
+        link_name = all_links(plan, request.topology)[2]
+        return f"class {link}, for example {link_name(int(quotient.links[link]))}"
+
+    machine.play(name)
     messages = machine.messages + (periodic.left_out if periodic else 0)
     if messages != quotient.messages:
         raise InternalError(f"{messages} of {quotient.messages} messages of the quotient are done")
