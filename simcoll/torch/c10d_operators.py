@@ -175,6 +175,9 @@ def _add_kinds(values: Iterable[Any], kinds: set[type[Any]]) -> None:
 
 def add_kernels_of_groups(undo: ExitStack) -> None:
     """Let the operators call groups written in Python, during a run."""
+    unbox = vars(c10d.ProcessGroup)["unbox"]
+    undo.callback(setattr, c10d.ProcessGroup, "unbox", unbox)
+    c10d.ProcessGroup.unbox = staticmethod(_unbox_owner(c10d.ProcessGroup.unbox))
     operators = torch.library.Library("c10d", "IMPL")
     functional = torch.library.Library("_c10d_functional", "IMPL")
     undo.callback(operators._destroy)
@@ -188,6 +191,20 @@ def add_kernels_of_groups(undo: ExitStack) -> None:
         )
 
 
+def _unbox_owner(standard: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``ProcessGroup.unbox``, by which a dispatch mode finds the group of an operator, that PyTorch
+    then knows: not the C++ group that has called it.
+    """
+
+    @functools.wraps(standard)
+    def unbox(boxed: Any) -> Any:
+        group = standard(boxed)
+        thread = current_thread_or_none()
+        return group if thread is None else thread.process.owners.get(group, group)
+
+    return unbox
+
+
 def _call(operator: str, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on the group that it names."""
     method, make_options = _METHODS[operator]
@@ -196,9 +213,7 @@ def _call(operator: str, *args: Any, **kwargs: Any) -> Any:
         argument.name: args[position] if position < len(args) else kwargs.get(argument.name)
         for position, argument in enumerate(schema.arguments)
     }
-    group = dist.ProcessGroup.unbox(values["process_group"])
-    thread = current_thread_or_none()
-    owner: Any = group if thread is None else thread.process.owners.get(group, group)
+    owner: Any = dist.ProcessGroup.unbox(values["process_group"])
     route = owner.route if isinstance(owner, DispatchedGroup) else None
     options = None if make_options is None else _options_of(make_options(), values, route)
     words = [

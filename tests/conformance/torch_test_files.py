@@ -210,7 +210,8 @@ def _alone_on_simcoll(module, test, *, gpus):
     def program(_rank, _size):
         _forget_launcher()
         case, name = _test_of(module, test)
-        return _outcome(case(name).debug)
+        # A suite prepares the class, too.
+        return _outcome(unittest.TestSuite([case(name)]).debug)
 
     run = simcoll.torch.spawn
     outcomes = []
@@ -225,7 +226,7 @@ def _on_gloo(module, test, size, path):
     case, name = _test_of(module, test)
     _, _, threads = _kinds()
     if not size or issubclass(case, threads):
-        return [_outcome(case(name).debug)]
+        return [_outcome(unittest.TestSuite([case(name)]).debug)]
     _set_up(case, name)
     children = []
     for rank in range(size):

@@ -136,3 +136,27 @@ def test_functional_collectives_take_a_fake_group():
 
     (shapes,) = backend.spawn(program, 1).returns
     assert shapes == [(16, 2), (16, 2), (32,), (1, 2), (2,)]
+
+
+def test_a_mode_finds_the_group_that_pytorch_knows():
+    """``ProcessGroup.unbox`` of an operator's argument, as PyTorch's ``LocalTensorMode`` asks."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Ranks(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "c10d":
+                group = dist.ProcessGroup.unbox(args[1])
+                members.append((dist.get_process_group_ranks(group), group is dist.group.WORLD))
+            return func(*args, **(kwargs or {}))
+
+    members = []
+
+    def program(_rank, _size):
+        dist.init_process_group("gloo")
+        with Ranks():
+            dist.all_reduce(torch.ones(2))
+
+    unbox = vars(dist.ProcessGroup)["unbox"]
+    backend.spawn(program, 2)
+    assert members == [([0, 1], True)] * 2
+    assert vars(dist.ProcessGroup)["unbox"] is unbox

@@ -37,6 +37,8 @@ def shards(rank, size, file):
     dist.all_gather_object(gathered, result)
     if rank == 0:
         print(json.dumps(gathered))
+    dist.barrier()  # gloo's messages need both ends
+    dist.destroy_process_group()
 
 if __name__ == "__main__":
     torch.multiprocessing.spawn(shards, (3, sys.argv[1]), nprocs=3)
