@@ -59,6 +59,7 @@ from simcoll.torch.data_parallel import data_parallel_replacements
 from simcoll.torch.devices import CudaIsCpu, add_nccl_options, device_replacements
 from simcoll.torch.dtensor_random import random_replacements
 from simcoll.torch.fake_keys import key_replacements
+from simcoll.torch.fake_outputs import output_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
 from simcoll.torch.flash_attention import add_flash_kernels, flash_replacements
 from simcoll.torch.flight_dumps import dump_replacements
@@ -92,6 +93,7 @@ from simcoll.torch.staging import staging_replacements
 from simcoll.torch.start_methods import start_replacements
 from simcoll.torch.tensor_devices import add_locations
 from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
+from simcoll.torch.unobserved_ranges import range_replacements
 
 __all__ = ["Ranks", "prepare_torch"]
 
@@ -297,6 +299,8 @@ def _prepare(undo: contextlib.ExitStack, modules: OwnModules | None, cuda: str |
         compile_replacements,
         kernel_replacements,
         key_replacements,
+        output_replacements,
+        range_replacements,
     ):
         _replace_all(undo, changes())
     for changes in (
