@@ -309,8 +309,12 @@ class ChannelSearch:
         speed = draft.speed_between // 1000 * 1000
         candidates = self._ports(draft.type_to_nic, -1)
         switched_once = False
+        # Trials in the order of the bus have steps of their own, even when all others are spent.
+        has_trials = self._has_trial(channel) and draft.pattern != "nvls"
         for i in range(len(candidates)):
-            if clock.steps <= 0 or (draft.pattern == "nvls" and switched_once):
+            if clock.steps <= 0 and not has_trials:
+                return
+            if draft.pattern == "nvls" and switched_once:
                 return
             net = candidates[(channel + i) % len(candidates)]
             if self.net_speeds[net] < speed:
@@ -336,13 +340,17 @@ class ChannelSearch:
                 self.net_speeds[n] += speed
                 self.state += speed * self.nets[n].links[0].weight << 64
 
+    def _has_trial(self, channel: int) -> bool:
+        """Whether a channel that begins at a port first takes the GPUs in the order of the bus."""
+        return channel == 0 and not self.graph.of_kind["nvs"]
+
     def _from_net(self, net: int, to_net: int, clock: _StepBudget) -> Step:
         draft, channel = self.draft, self.draft.channels
         if channel > 0 and draft.same_channels:
             start = self.index_of_rank[draft.orders[channel - 1][0]]
             yield self._try_gpu(0, to_net, -1, "replay", clock, net, start)
             return
-        if channel == 0 and not self.graph.of_kind["nvs"]:
+        if self._has_trial(channel):
             trial = _StepBudget(PCIE_ORDER_STEPS)
             yield self._try_gpu(0, to_net, -1, "pcie", trial, net, 0)
             if trial.steps == -1:

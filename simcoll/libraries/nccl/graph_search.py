@@ -140,7 +140,7 @@ class _GraphSearch:
         self.max_MBps, self.total_MBps = self._rates()
         self.inflows = [_inflow(devices, gpu, ()) for gpu in devices.gpus]
         self.outer_inflows = [_inflow(devices, gpu, ("NVL",)) for gpu in devices.gpus]
-        self.socket_inflow = _socket_inflow(devices)
+        self.socket_inflows = _socket_inflows(devices)
         self.least_hops = (self._least_hops(closes=False), self._least_hops(closes=True))
         self.types = {kind: self._types(kind) for kind in ("gpu", "net")}
         self.vain: dict[_Attempt, int] = {}
@@ -365,8 +365,11 @@ class _GraphSearch:
             if draft.pattern == "ring" and not self.between:
                 limit = min(limit, min(self.inflows) // speed)
             limit = min(limit, sum(self.inflows) // ((gpus - 1) * speed))
-            if self.socket_inflow:
-                limit = min(limit, self.socket_inflow // speed)
+            if self.socket_inflows:
+                # A closed channel enters every socket, an open one all but that of its start.
+                entries = [inflow // speed for inflow in self.socket_inflows]
+                closes = draft.pattern == "ring" and not self.between
+                limit = min(limit, min(entries) if closes else sum(entries) // (len(entries) - 1))
         whole_speed = draft.speed_between // 1000 * 1000
         if self.between and whole_speed:
             cards: dict[tuple[str, int], int] = {}
@@ -481,18 +484,18 @@ def _inflow(devices: DeviceGraph, gpu: Vertex, without: tuple[str, ...]) -> int:
     return sum(link.free_MBps for link in links if link.head is gpu and link.kind not in without)
 
 
-def _socket_inflow(devices: DeviceGraph) -> int:
-    """The least rate into a socket with GPUs from other sockets; 0 with one socket or NVLinks."""
+def _socket_inflows(devices: DeviceGraph) -> list[int]:
+    """Rates into the sockets with GPUs from other sockets; empty with one socket or NVLinks."""
     links = [link for vertex in devices.everything for link in vertex.links]
     if any(link.kind in {"NVL", "C2C"} for link in links):
-        return 0
+        return []
     sockets = {nearest_cpu(gpu) for gpu in devices.gpus}
     if len(sockets) == 1:
-        return 0
-    return min(
+        return []
+    return [
         sum(link.free_MBps for link in links if link.head is cpu and link.kind == "SYS")
-        for cpu in (devices.of_kind["cpu"][number] for number in sockets)
-    )
+        for cpu in (devices.of_kind["cpu"][number] for number in sorted(sockets))
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,10 @@ from simcoll.libraries.nccl.device_graph import DeviceGraph, Vertex
 from simcoll.libraries.nccl.device_paths import NVB, NVL, PathRules, local_net, nearest, nearest_cpu
 from simcoll.topology.readers.link_speeds import nvlink
 
-__all__ = ["channels_per_peer", "power_of_two_from"]
+__all__ = ["channels_per_peer"]
 
 _MOST_CHANNELS = 64
 _CHANNEL_GBps = 14
-
-
-def power_of_two_from(number: int) -> int:
-    """The least power of two that is not smaller."""
-    return 1 << max(number - 1, 0).bit_length()
 
 
 def channels_per_peer(graph: DeviceGraph, ranks: int, channels: int, rules: PathRules) -> int:
@@ -25,7 +20,7 @@ def channels_per_peer(graph: DeviceGraph, ranks: int, channels: int, rules: Path
     ranks
         Of the whole communicator.
     channels
-        Number of channels of sends and receives, by which NCCL before 2.29 limits them.
+        Number of channels of the communicator, by which NCCL before 2.29 limits them.
     """
     channels_to_peer = channels if rules.version < (2, 29) else _MOST_CHANNELS
     for gpu in graph.gpus:
@@ -33,7 +28,7 @@ def channels_per_peer(graph: DeviceGraph, ranks: int, channels: int, rules: Path
             if peer is not gpu:
                 path = peer.paths["gpu"][graph.gpus.index(gpu)]
                 channels_to_peer = min(
-                    channels_to_peer, _within_node(gpu, path.type, path.rate_MBps)
+                    channels_to_peer, _within_node(gpu, path.type, path.rate_MBps, rules.version)
                 )
         if len(graph.gpus) < ranks:
             channels_to_peer = min(
@@ -42,8 +37,9 @@ def channels_per_peer(graph: DeviceGraph, ranks: int, channels: int, rules: Path
     return channels_to_peer
 
 
-def _within_node(gpu: Vertex, path_type: int, rate_MBps: int) -> int:
-    if path_type not in {NVL, NVB}:
+def _within_node(gpu: Vertex, path_type: int, rate_MBps: int, version: tuple[int, int]) -> int:
+    """By the rate of NVLinks, which before 2.30 must join both GPUs without a third between."""
+    if path_type != NVL and (path_type != NVB or version < (2, 30)):
         return 2
     return 2 * max(1, int(rate_MBps / (1000 * nvlink(gpu.gpu.capability)[1])))
 

@@ -13,7 +13,7 @@ from simcoll.libraries.nccl.channel_search import Draft
 from simcoll.libraries.nccl.graph_cache import cached_graphs
 from simcoll.libraries.nccl.graph_search import DomainGraphs, Settings, search_domain
 from simcoll.libraries.nccl.graphs import ChannelGraph, NcclGraphs, graphs_of
-from simcoll.libraries.nccl.p2p_channels import channels_per_peer, power_of_two_from
+from simcoll.libraries.nccl.p2p_channels import channels_per_peer
 from simcoll.libraries.path_types import PATH_TYPES, PathType
 from simcoll.topology import Topology
 from simcoll.topology.host_tree import Device, GpuDevice, HostTree, PcieSwitch, gpus_of, nics_of
@@ -131,12 +131,15 @@ def _searched_graphs(
                 parts.append((graphs if settings.nvls else replace(graphs, nvls=None), count))
     nodes = sum(count for _, count in parts)
     domains = [graphs for graphs, _ in parts]
-    ring = _with_link_rates(_least([graphs.ring for graphs in domains], domains), domains)
-    tree = _least([graphs.tree for graphs in domains], domains)
+    # A tree whose search finds no path has one channel, and rings then use one too.
+    common = min(draft.channels for part in domains for draft in (part.ring, part.tree))
+    rings = [replace(part.ring, channels=common) for part in domains]
+    ring = _with_link_rates(_least(rings, domains), rings, domains)
+    tree = _least([replace(part.tree, channels=common) for part in domains], domains)
     switched = [graphs.nvls for graphs in domains if graphs.nvls is not None]
     nvls = _least(switched, domains) if len(switched) == len(domains) else None
     capability = min(graphs.devices.capability for graphs in domains)
-    channels = _send_channels(ring, tree, nvls, nodes, capability, settings.rules.version)
+    channels = _communicator_channels(ring, nvls, nodes, capability, settings.rules.version)
     per_peer = min(
         channels_per_peer(graphs.devices, ranks, channels, settings.rules) for graphs in domains
     )
@@ -169,21 +172,24 @@ def _domain(
     return search_domain(hosts, ranks, rank, settings, multicast=multicast)
 
 
-def _send_channels(
+def _communicator_channels(
     ring: ChannelGraph,
-    tree: ChannelGraph,
     nvls: ChannelGraph | None,
     nodes: int,
     capability: int,
     version: tuple[int, int],
 ) -> int:
-    """Number of channels of sends without NCCL's variables: a communicator's, as a power of two."""
-    channels = min(2 * min(ring.channels, tree.channels), MOST_CHANNELS)
+    """Number of channels of a communicator without NCCL's variables.
+
+    By it NCCL before 2.29 limits the channels of sends to one peer, before it makes both powers of
+    two.
+    """
+    channels = min(2 * ring.channels, MOST_CHANNELS)
     if capability >= 90 and nodes > 1 and ring.speed_inside > 45 and channels < 16:
         channels *= 2
     if version < (2, 28) and nvls is not None:
         channels = max(channels, 16 if capability < 100 else 24 if nodes == 1 else 32)
-    return min(power_of_two_from(channels), MOST_CHANNELS)
+    return min(channels, MOST_CHANNELS)
 
 
 def _least(drafts: Sequence[Draft], domains: Sequence[DomainGraphs]) -> ChannelGraph:
@@ -195,7 +201,7 @@ def _least(drafts: Sequence[Draft], domains: Sequence[DomainGraphs]) -> ChannelG
     between = domains[0].between and bool(ports)
     return ChannelGraph(
         channels=channels,
-        pattern=example.pattern,
+        pattern="tree" if any(draft.pattern == "tree" for draft in drafts) else example.pattern,
         speed_inside=min(draft.speed_inside for draft in drafts) / 1000,
         speed_between=min(draft.speed_between for draft in drafts) / 1000,
         path_inside=_path_type(max(draft.type_inside for draft in drafts)),
@@ -213,9 +219,14 @@ def _least(drafts: Sequence[Draft], domains: Sequence[DomainGraphs]) -> ChannelG
     )
 
 
-def _with_link_rates(ring: ChannelGraph, domains: Sequence[DomainGraphs]) -> ChannelGraph:
+def _with_link_rates(
+    ring: ChannelGraph, drafts: Sequence[Draft], domains: Sequence[DomainGraphs]
+) -> ChannelGraph:
     """The ring with the rates that the links of all domains carry."""
-    rates = [carried_rates(part.devices, part.ring, between=part.between) for part in domains]
+    rates = [
+        carried_rates(part.devices, draft, between=part.between)
+        for draft, part in zip(drafts, domains, strict=True)
+    ]
     to_gpus, to_ports = (min(column) for column in zip(*rates, strict=True))
     return replace(ring, carries_inside_GBps=to_gpus, carries_between_GBps=to_ports)
 
