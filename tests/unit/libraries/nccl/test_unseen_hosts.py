@@ -2,9 +2,9 @@
 
 ``unseen_hosts.csv`` has what NCCL 2.27.7, 2.28.9, 2.29.7 and 2.30.7 computed without a GPU, built
 with stubs of CUDA, for the topology files of :mod:`tests.support.nccl_hosts`. For Arm they were built
-without reading the CPU of the machine that they ran on. The first four hosts were once wrong: sends
-over NVLinks through a third GPU, sends over few channels, rings where no tree fits, and trees that
-enter a socket less often than rings.
+without reading the CPU of the machine that they ran on. The first five hosts and the last were once
+wrong: sends over NVLinks through a third GPU, sends over few channels, rings where no tree fits,
+simple trees of some nodes, trees that enter fewer sockets than rings, and trials for every port.
 """
 
 import csv
