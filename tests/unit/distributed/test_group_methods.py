@@ -272,6 +272,7 @@ def test_functions_have_the_parameters_of_pytorch():
 
 
 @needs_torch
+@pytest.mark.slow
 def test_methods_of_groups_take_the_keywords_of_pytorch():
     lacking = {}
     for name in dir(torch_dist.ProcessGroup):

@@ -85,6 +85,7 @@ def random_workload(generator):
     return Workload(4, classes, groups, tuple(operations), rules=Rules(protocol="ideal"))
 
 
+@pytest.mark.slow
 def test_random_cycles_take_the_time_of_all_their_turns(any_size, monkeypatch):
     alone = playing.alone_on(
         crossbar(4, "50 GB/s", "1 us"), uniform=False, rules=Rules(protocol="ideal")
@@ -110,6 +111,7 @@ def step_of(**parallel):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "slow", "recurs"),
     [
