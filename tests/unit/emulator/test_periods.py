@@ -29,6 +29,7 @@ LATE_LOOK = 40
 def _short_stretches(monkeypatch):
     """Short stretches are compared, and not loaded whole before their first steps have ended."""
     monkeypatch.setattr("simcoll.emulator.fast.driver.AHEAD_ROWS", 1)
+    monkeypatch.setattr("simcoll.emulator.fast.driver.LEAST_STEPS_AHEAD", 1)
     monkeypatch.setattr(periods, "LEAST_STEPS", 16)
     monkeypatch.setattr(periods, "FIRST_LOOK", 6)
 
