@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from simcoll.topology import Topology
 
 __all__ = [
+    "SPANS",
     "VARIABLE",
     "CachePart",
     "cache_folder",
@@ -62,6 +63,8 @@ class CachePart:
 
 
 PREDICTIONS = CachePart("predictions", 4096, _has_possible_times)
+SPANS = CachePart("spans", 2**21, _has_possible_times)
+"""Runs with the spans of their operations."""
 
 
 def cache_folder(part: CachePart = PREDICTIONS) -> Path | None:

@@ -7,12 +7,12 @@ models* (2022): for their model the parts add up to their formulas.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from math import ceil
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -85,6 +85,15 @@ class _StoredStep:
     dtype: str
     micro_batches: int
     mesh: Mesh
+
+
+class _LayerBytes(NamedTuple):
+    """Activations of a layer on a GPU, each without and with experts: what its forward pass stores,
+    and what it computes.
+    """
+
+    stored: tuple[int, ...]
+    computed: tuple[int, ...]
 
 
 _Step: TypeAlias = "Design | _StoredStep"
@@ -255,10 +264,14 @@ def memory_by_stage(design: Design) -> tuple[StageMemory, ...]:
 @lru_cache(maxsize=4096)
 def _memory_of(step: _StoredStep) -> tuple[StageMemory, ...]:
     """The same for all machines of a search: they have the same mappings."""
-    return tuple(_stage(step, stage) for stage in range(step.parallel.pp))
+    layers = _LayerBytes(
+        tuple(activation_bytes(step, moe=moe) for moe in (False, True)),
+        tuple(activation_bytes(step, moe=moe, recompute="none") for moe in (False, True)),
+    )
+    return tuple(_stage(step, stage, layers) for stage in range(step.parallel.pp))
 
 
-def _stage(design: _StoredStep, stage: int) -> StageMemory:
+def _stage(design: _StoredStep, stage: int, layer_bytes: _LayerBytes) -> StageMemory:
     parallel, model = design.parallel, design.model
     dense, experts = stage_parameters(design, stage)
     copies = design.mesh.size("dp") * design.mesh.size("cp")
@@ -282,13 +295,13 @@ def _stage(design: _StoredStep, stage: int) -> StageMemory:
         gradients += WEIGHT_BYTES * (dense + experts)
         copied = WEIGHT_BYTES * (dense + experts)
     chunks = layers_of_chunks(model, parallel)[stage]
-    layer_bytes = {moe: activation_bytes(design, moe=moe) for moe in (False, True)}
-    sizes = [sum(layer_bytes[model.is_moe(layer)] for layer in chunk) for chunk in chunks]
+    sizes = [sum(layer_bytes.stored[model.is_moe(layer)] for layer in chunk) for chunk in chunks]
     offloaded = _offloaded_layers(design, chunks, layer_bytes)
     in_flight = _bytes_in_flight(design, stage, sizes)
     activations = in_flight + _ends(design, stage)
     # The copy is made after the last backward pass, when no activations are stored.
-    buffers = max(_buffers(design, stage, dense, experts), copied - activations)
+    buffers = _buffers(design, stage, dense + experts, layer_bytes)
+    buffers = max(buffers, copied - activations)
     moved = {"optimizer": optimizer} if "optimizer" in parallel.offload else {}
     if "activations" in parallel.offload:  # all but the chunk that is computed
         moved["activations"] = max(0, in_flight - max(sizes))
@@ -328,14 +341,14 @@ def _bytes_in_flight(design: _Step, stage: int, sizes: Sequence[int]) -> int:
 
 
 def _offloaded_layers(
-    design: _Step, chunks: Sequence[tuple[int, ...]], layer_bytes: Mapping[bool, int]
+    design: _Step, chunks: Sequence[tuple[int, ...]], layer_bytes: _LayerBytes
 ) -> list[list[int]]:
     """Bytes of the layers of each chunk that are offloaded, the first ones of the stage."""
     remaining, offloaded = design.parallel.offload_layers, []
     for chunk in chunks:
         layers = chunk[:remaining]
         remaining -= len(layers)
-        offloaded.append([layer_bytes[design.model.is_moe(layer)] for layer in layers])
+        offloaded.append([layer_bytes.stored[design.model.is_moe(layer)] for layer in layers])
     return offloaded if any(offloaded) else []
 
 
@@ -390,19 +403,19 @@ def _ends(design: _Step, stage: int) -> int:
     return nbytes
 
 
-def _buffers(design: _Step, stage: int, dense: int, experts: int) -> int:
-    """Gathered parameters and inputs, a layer being recomputed, messages between stages."""
+def _buffers(design: _Step, stage: int, parameters: int, layer_bytes: _LayerBytes) -> int:
+    """Gathered parameters and inputs, a layer being recomputed, messages between stages;
+    ``parameters``: those of the stage.
+    """
     parallel, model = design.parallel, design.model
     chunks = layers_of_chunks(model, parallel)[stage]
     layers = max(1, sum(len(chunk) for chunk in chunks))
     nbytes = 0
     if parallel.shard_in_step == "parameters":
-        nbytes += 2 * WEIGHT_BYTES * (dense + experts) // layers
+        nbytes += 2 * WEIGHT_BYTES * parameters // layers
     if parallel.recompute != "none" or parallel.recompute_modules:
         moe = any(model.is_moe(layer) for chunk in chunks for layer in chunk)
-        nbytes += activation_bytes(design, moe=moe, recompute="none") - activation_bytes(
-            design, moe=moe
-        )
+        nbytes += layer_bytes.computed[moe] - layer_bytes.stored[moe]
     rows = parallel.micro_batch * (design.sequence // parallel.cp)
     if parallel.tp > 1 and parallel.sequence_parallel:  # gathered: an input and its gradient
         nbytes += 2 * ACTIVATION_BYTES * rows * model.hidden

@@ -88,14 +88,14 @@ class TimeBounds:
                 forward, backward = forward + costs.embedding[0], backward + costs.embedding[1]
             if stage == parallel.pp - 1:
                 forward, backward = forward + costs.head[0], backward + costs.head[1]
-            forward, backward = _with_launch(design, _all(layers_by_chunk), forward, backward)
+            forward, backward = costs.with_launch(design, _all(layers_by_chunk), forward, backward)
             turns = design.micro_batches * (forward + backward)
             longest = max(longest, lead + turns + self._update_fs(design, stage))
             first_forward, first_backward = costs.passes(layers_by_chunk[0])
             if stage == 0:
                 first_forward += costs.embedding[0]
                 first_backward += costs.embedding[1]
-            first_forward, first_backward = _with_launch(
+            first_forward, first_backward = costs.with_launch(
                 design, layers_by_chunk[0], first_forward, first_backward
             )
             lead += first_forward
@@ -152,13 +152,14 @@ class TimeBounds:
 @dataclass(frozen=True, slots=True)
 class _StageCosts:
     """Femtoseconds of the forward and backward pass of a layer, with and without experts, of the
-    embedding and of the head.
+    embedding and of the head, and of the launches of layers with or without experts.
     """
 
     layers: dict[bool, tuple[int, int]]
     moe_layers: tuple[bool, ...]
     embedding: tuple[int, int]
     head: tuple[int, int]
+    launches: dict[tuple[bool, ...], tuple[int, ...]] = field(default_factory=dict)
 
     def passes(self, numbers: Sequence[int]) -> tuple[int, int]:
         """Forward and backward passes of some layers."""
@@ -168,16 +169,18 @@ class _StageCosts:
         backward = sum(count * self.layers[moe][1] for moe, count in counts.items() if count)
         return forward, backward
 
-
-def _with_launch(
-    design: Design, layers: Sequence[int], forward: int, backward: int
-) -> tuple[int, int]:
-    """Passes of layers, which take no less than their launch by the host: turns, of which each
-    takes the longer of both, take no less than the longer of the sums.
-    """
-    experts = tuple(map(design.model.is_moe, layers))
-    forward = max(forward, in_fs(host_seconds(design, "F", experts)))
-    return forward, max(backward, in_fs(host_seconds(design, "BW", experts)))
+    def with_launch(
+        self, design: Design, numbers: Sequence[int], forward: int, backward: int
+    ) -> tuple[int, int]:
+        """Passes of layers, which take no less than their launch by the host: turns, of which each
+        takes the longer of both, take no less than the longer of the sums.
+        """
+        experts = tuple(self.moe_layers[number] for number in numbers)
+        if experts not in self.launches:
+            seconds = (host_seconds(design, kind, experts) for kind in ("F", "BW"))
+            self.launches[experts] = tuple(map(in_fs, seconds))
+        launch_forward, launch_backward = self.launches[experts]
+        return max(forward, launch_forward), max(backward, launch_backward)
 
 
 def _all(layers_by_chunk: Sequence[Sequence[int]]) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from simcoll.emulator.programs.run import play_request
 from simcoll.emulator.steps.step_columns import summary
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.prediction_cache import recall, remember
+from simcoll.libraries.prediction_cache import SPANS, recall, remember
 from simcoll.notebook_forms import data_frame, shows_facts
 from simcoll.topology import Topology
 from simcoll.units import format_time
@@ -139,6 +139,9 @@ def alone_on(
 
 _OTHERS = {"classes": int, "path": str, "trace_hash": str, "messages": int}
 _FORM = {"time_fs": int, **_OTHERS}
+_FORM_WITH_SPANS = {**_FORM, "spans": list}
+MOST_CACHED_SPANS = 1 << 14
+"""Up to 1 MB of a run is cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +187,58 @@ def play_workload(
         clock = play_classes(replace(workload, operations=changed), times, spans=spans)
         text = repr([(span.operation, span.on, span.begin_fs, span.end_fs) for span in clock.spans])
         return WorkloadRun(clock, trace_hash=hashlib.sha256(text.encode()).hexdigest()[:16])
-    if spans:
-        return _play_together(workload, times, slow, spans=True, hashed=hashed)
     key = run_key(workload, alone.plans, slow or {})
-    stored = recall(key, _FORM)
-    if stored is not None:
-        clock = Clock(cast("int", stored.pop("time_fs")), ())
-        run = WorkloadRun(clock, **stored)  # type: ignore[arg-type]
-        if run.trace_hash or not hashed or run.messages > MOST_HASHED:
-            return run
-    run = _play_together(workload, times, slow, spans=False, hashed=hashed)
-    remember(key, {"time_fs": run.clock.time_fs, **{name: getattr(run, name) for name in _OTHERS}})
+    cached = _recall_run(key, workload, spans=spans)
+    if cached is not None and (cached.trace_hash or not hashed or cached.messages > MOST_HASHED):
+        return cached
+    run = _play_together(workload, times, slow, spans=spans, hashed=hashed)
+    _remember_run(key, run, spans=spans)
     return run
+
+
+class _SpanRow(NamedTuple):
+    """A span of a cached run; its stream is that of its operation."""
+
+    operation: int
+    on: str
+    begin_fs: int
+    end_fs: int
+
+
+def _recall_run(key: str, workload: Workload, *, spans: bool) -> WorkloadRun | None:
+    """The run that is cached under a key."""
+    stored = recall(key, _FORM_WITH_SPANS, SPANS) if spans else recall(key, _FORM)
+    if stored is None:
+        return None
+    time_fs, operations = cast("int", stored.pop("time_fs")), workload.unroll()
+    rows = msgspec.convert(stored.pop("spans", []), list[_SpanRow])
+    stretches = [
+        Span(row.operation, row.on, operations[row.operation].stream, row.begin_fs, row.end_fs)
+        for row in rows
+    ]
+    clock = Clock(time_fs, tuple(_in_order(workload, stretches)))
+    return WorkloadRun(clock, **stored)  # type: ignore[arg-type]
+
+
+def _remember_run(key: str, run: WorkloadRun, *, spans: bool) -> None:
+    """Cache a run, unless it has many spans."""
+    fields = {"time_fs": run.clock.time_fs, **{name: getattr(run, name) for name in _OTHERS}}
+    if not spans:
+        remember(key, fields)
+    elif len(run.clock.spans) <= MOST_CACHED_SPANS:
+        rows = [
+            _SpanRow(span.operation, span.on, span.begin_fs, span.end_fs)
+            for span in run.clock.spans
+        ]
+        remember(key, {**fields, "spans": rows}, SPANS)
+
+
+def _in_order(workload: Workload, spans: Sequence[Span]) -> list[Span]:
+    """Spans in the order of operations and classes, which a run with the same key may have in
+    another order.
+    """
+    place = {name: number for number, name in enumerate(workload.classes)}
+    return sorted(spans, key=lambda span: (span.operation, place[span.on]))
 
 
 def _play_together(
@@ -234,18 +277,15 @@ def _play_together(
                 earlier = times_of.get((place, name), (begin, end))
                 times_of[place, name] = (min(begin, earlier[0]), max(end, earlier[1]))
     stretches = []
-    for place, name in sorted(
-        times_of, key=lambda key: (key[0], list(workload.classes).index(key[1]))
-    ):
-        origin = operations[place]
-        begin, end = times_of[place, name]
+    for (place, name), (first_fs, end_fs) in times_of.items():
+        origin, begin_fs = operations[place], first_fs
         if isinstance(origin, SendOperation):  # it begins when both ends are there
-            begin = max(
+            begin_fs = max(
                 times_of[place, end_class][0] for end_class in (origin.source, origin.target)
             )
-        stretches.append(Span(place, name, origin.stream, begin, end))
+        stretches.append(Span(place, name, origin.stream, begin_fs, end_fs))
     return WorkloadRun(
-        Clock(result.time_fs, tuple(stretches)),
+        Clock(result.time_fs, tuple(_in_order(workload, stretches))),
         result.classes or 0,
         result.path,
         result.trace_hash,

@@ -158,13 +158,13 @@ def counters(
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": "links"}}
     yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": process}}
     for link in sorted(changes):
-        level = 0.0
+        name, level = topology.link_name(link), 0.0
         for when, change in sorted(changes[link].items()):
             level += change
             value = round(max(level, 0.0), 6)
             yield {
                 "ph": "C",
-                "name": topology.link_name(link),
+                "name": name,
                 "pid": process,
                 "ts": when / FS_PER_US,
                 "args": {"GB/s": value},

@@ -99,3 +99,23 @@ def test_a_run_without_its_hash_is_played_again_for_it(monkeypatch, tmp_path):
     assert not play_workload(step(), alone, spans=False, hashed=False).trace_hash
     monkeypatch.setattr(playing, "play_request", play)
     assert play_workload(step(), alone, spans=False).trace_hash == hashed
+
+
+def test_spans_of_a_run_are_found_in_the_order_of_its_own_classes(monkeypatch, tmp_path):
+    alone = alone_on(NET, uniform=False)
+    mine = replace(step("b "), classes=dict(reversed(step().classes.items())))
+    expected = [play_workload(workload, alone).clock for workload in (step(), mine)]
+    monkeypatch.setenv("SIMCOLL_CACHE_DIR", str(tmp_path))
+    play_workload(step(), alone)
+    monkeypatch.setattr(playing, "play_request", None)
+    assert [play_workload(workload, alone).clock for workload in (step(), mine)] == expected
+    assert expected[0].spans != expected[1].spans
+
+
+def test_a_run_with_many_spans_is_not_cached(monkeypatch, tmp_path):
+    monkeypatch.setenv("SIMCOLL_CACHE_DIR", str(tmp_path))
+    alone = alone_on(NET, uniform=False)
+    monkeypatch.setattr(playing, "MOST_CACHED_SPANS", 3)
+    clock = play_workload(step(), alone).clock
+    assert len(clock.spans) > 3
+    assert not [*tmp_path.rglob("spans/*/*")]
