@@ -86,7 +86,8 @@ class NcclGraphs:
     nodes
         Number of nodes as NCCL counts them: of a host whose GPUs reach each other by NICs, several.
     p2p_channels_per_peer
-        Number of channels of sends and receives that the links to one peer can fill.
+        Number of channels of sends and receives that the links or NICs to one peer can fill, before
+        the limits of the communicator.
     nic_GBps
         Rate of the slowest NIC; 0 without NICs.
     least_node_ranks

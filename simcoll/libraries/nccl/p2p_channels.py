@@ -12,17 +12,18 @@ _MOST_CHANNELS = 64
 _CHANNEL_GBps = 14
 
 
-def channels_per_peer(graph: DeviceGraph, ranks: int, channels: int, rules: PathRules) -> int:
+def channels_per_peer(graph: DeviceGraph, ranks: int, rules: PathRules) -> int:
     """Number of channels of sends that the links or NICs to one peer can fill: the least of a node.
+
+    Before NCCL 2.29 it is 0 where a GPU reaches its NICs by no CPU link; the channels of the
+    communicator then decide (:func:`simcoll.libraries.nccl.sends.send_channels`).
 
     Parameters
     ----------
     ranks
         Of the whole communicator.
-    channels
-        Number of channels of the communicator, by which NCCL before 2.29 limits them.
     """
-    channels_to_peer = channels if rules.version < (2, 29) else _MOST_CHANNELS
+    channels_to_peer = _MOST_CHANNELS
     for gpu in graph.gpus:
         for peer in graph.gpus:
             if peer is not gpu:
@@ -31,9 +32,7 @@ def channels_per_peer(graph: DeviceGraph, ranks: int, channels: int, rules: Path
                     channels_to_peer, _within_node(gpu, path.type, path.rate_MBps, rules.version)
                 )
         if len(graph.gpus) < ranks:
-            channels_to_peer = min(
-                channels_to_peer, _over_network(graph, gpu, ranks, channels, rules)
-            )
+            channels_to_peer = min(channels_to_peer, _over_network(graph, gpu, rules))
     return channels_to_peer
 
 
@@ -44,15 +43,10 @@ def _within_node(gpu: Vertex, path_type: int, rate_MBps: int, version: tuple[int
     return 2 * max(1, int(rate_MBps / (1000 * nvlink(gpu.gpu.capability)[1])))
 
 
-def _over_network(
-    graph: DeviceGraph, gpu: Vertex, ranks: int, channels: int, rules: PathRules
-) -> int:
-    """At least one channel for each NIC of a GPU, and enough for their rate."""
+def _over_network(graph: DeviceGraph, gpu: Vertex, rules: PathRules) -> int:
+    """At least one channel for each NIC of a GPU, and from 2.29 on enough for their rate."""
     if rules.version < (2, 29):
-        limit = 2
-        while limit * ranks > channels * 4 and limit > 1:
-            limit //= 2
-        return max(_nics_by_cpu_link(gpu), limit)
+        return _nics_by_cpu_link(gpu)
     cpu_MBps = gpu.paths["cpu"][nearest_cpu(gpu)].rate_MBps
     nics: list[int] = []
     total_MBps = 0

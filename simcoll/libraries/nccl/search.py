@@ -20,7 +20,6 @@ from simcoll.topology.host_tree import Device, GpuDevice, HostTree, PcieSwitch, 
 
 __all__ = ["graphs_on", "search"]
 
-MOST_CHANNELS = 64
 _DEFAULT = Settings()
 
 
@@ -138,11 +137,7 @@ def _searched_graphs(
     tree = _least([replace(part.tree, channels=common) for part in domains], domains)
     switched = [graphs.nvls for graphs in domains if graphs.nvls is not None]
     nvls = _least(switched, domains) if len(switched) == len(domains) else None
-    capability = min(graphs.devices.capability for graphs in domains)
-    channels = _communicator_channels(ring, nvls, nodes, capability, settings.rules.version)
-    per_peer = min(
-        channels_per_peer(graphs.devices, ranks, channels, settings.rules) for graphs in domains
-    )
+    per_peer = min(channels_per_peer(graphs.devices, ranks, settings.rules) for graphs in domains)
     ports = (port for nic in nics_of(host) for port in nic.ports)
     used = [port for port in ports if settings.ports is None or port.number in settings.ports]
     speeds = [settings.port_mbps or port.speed_mbps for port in used]
@@ -170,26 +165,6 @@ def _domain(
     domain_ranks = sum(count for _, count in hosts)
     ranks = domain_ranks if is_whole else domain_ranks + 1
     return search_domain(hosts, ranks, rank, settings, multicast=multicast)
-
-
-def _communicator_channels(
-    ring: ChannelGraph,
-    nvls: ChannelGraph | None,
-    nodes: int,
-    capability: int,
-    version: tuple[int, int],
-) -> int:
-    """Number of channels of a communicator without NCCL's variables.
-
-    By it NCCL before 2.29 limits the channels of sends to one peer, before it makes both powers of
-    two.
-    """
-    channels = min(2 * ring.channels, MOST_CHANNELS)
-    if capability >= 90 and nodes > 1 and ring.speed_inside > 45 and channels < 16:
-        channels *= 2
-    if version < (2, 28) and nvls is not None:
-        channels = max(channels, 16 if capability < 100 else 24 if nodes == 1 else 32)
-    return min(channels, MOST_CHANNELS)
 
 
 def _least(drafts: Sequence[Draft], domains: Sequence[DomainGraphs]) -> ChannelGraph:

@@ -17,12 +17,18 @@ _CHUNK_BYTES = {"network": 131072, "nvlink": 524288, "pcie": 131072}
 
 def send_channels(communicator: CommunicatorFacts) -> tuple[int, int]:
     """Number of channels of sends in total, and the most to one peer: powers of two."""
-    total = _power_of_two(call_channels(communicator))
-    to_peer = min(_power_of_two(communicator.graphs.p2p_channels_per_peer), total)
-    if communicator.nodes > 1 and communicator.library.number("rules.sends_in_a_round"):
-        batches = -(-communicator.ranks // SENDS_OF_A_BATCH)
-        while to_peer * batches > total and to_peer > 1:
-            to_peer //= 2
+    channels, by_links = call_channels(communicator), communicator.graphs.p2p_channels_per_peer
+    total = _power_of_two(channels)
+    if communicator.nodes == 1:
+        return total, min(_power_of_two(by_links), total)
+    if not communicator.library.number("rules.sends_in_a_round"):
+        # A second channel where the first NIC fills the link of a GPU, unless the ranks are many.
+        minimum = 2 if 2 * communicator.ranks <= 4 * channels else 1
+        return total, min(_power_of_two(max(by_links, minimum)), total)
+    to_peer = min(_power_of_two(by_links), total)
+    batches = -(-communicator.ranks // SENDS_OF_A_BATCH)
+    while to_peer * batches > total and to_peer > 1:
+        to_peer //= 2
     return total, to_peer
 
 

@@ -137,6 +137,33 @@ def test_every_call_of_sends_has_nccls_channels():
         assert channels_of_sends(communicator, piece_bytes) == int(row["channels"]), row
 
 
+@pytest.mark.parametrize(
+    ("machine", "variables", "version", "to_peer"),
+    [
+        # NCCL 2.28.9's host code; src/graph/paths.cc of 2.27.7 has the same lines.
+        ("dgx-h100", "", "2.28", 2),
+        ("dgx-h100", "NCCL_MAX_NCHANNELS=4", "2.28", 1),
+        ("dgx-a100", "NCCL_MAX_NCHANNELS=4", "2.28", 1),
+        ("dgx-a100", "NCCL_MAX_NCHANNELS=4", "2.27", 1),
+        ("dgx-b200", "NCCL_MAX_NCHANNELS=4", "2.28", 1),
+        ("rtx-pro-6000", "", "2.28", 1),
+        ("rtx-pro-6000", "NCCL_MIN_NCHANNELS=32", "2.28", 2),
+        ("rtx-pro-6000", "NCCL_MIN_CTAS=24", "2.28", 2),
+        # From 2.29 on by the rate of the NICs.
+        ("dgx-a100", "NCCL_MAX_NCHANNELS=4", "2.30", 2),
+    ],
+)
+def test_variables_set_how_many_channels_a_peer_gets_over_nodes(
+    machine, variables, version, to_peer
+):
+    communicator = communicator_on(
+        load_topology(machine, nodes=2),
+        load_library(f"nccl-{version}"),
+        parse_environment(variables),
+    )
+    assert send_channels(communicator)[1] == to_peer
+
+
 def test_a_small_buffer_shortens_the_chunks_of_sends():
     node = sample("dgx-h100")
     small = with_variables(node, "NCCL_BUFFSIZE=1048576")
