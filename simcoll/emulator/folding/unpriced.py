@@ -10,6 +10,7 @@ Protocol-dependent costs are then computed for one message of each class.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +27,6 @@ from simcoll.emulator.steps.plan_placement import Placement
 from simcoll.emulator.steps.run_links import all_links
 from simcoll.emulator.steps.step_columns import Moves, PlanSummary, cache_key, turns
 from simcoll.emulator.steps.timed import (
-    REMEMBERED_ROWS,
-    Key,
     StepShape,
     StepTimer,
     Timed,
@@ -142,22 +141,20 @@ class CostTerms(StepTimer):
         self.moves: dict[Timed, Moves] = {}
         self.routes: dict[Timed, Routes] = {}
         self.shared = True
-        self.labelled: dict[Key, Timed] = {}
-        self.labelled_rows = 0
+        # None is forgotten: refinement keeps all distinct steps.
+        self.labelled: dict[bytes, Timed] = {}
+        self.keys: dict[int, bytes] = {}  # by addresses of steps that ``moves`` keeps alive
 
     # Without jitter, the number of a message does not matter.
     def _time(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002
         if not self.shared or is_too_long(steps):
             return self._with_labels(steps)
-        keys = [_columns_key(step) for step in steps]
+        keys = [self.keys.get(id(step)) or _columns_key(step) for step in steps]
         new = {key: step for key, step in zip(keys, steps, strict=True) if key not in self.labelled}
         if new:
             self.labelled |= zip(new, self._with_labels(list(new.values())), strict=True)
-            self.labelled_rows += sum(step.rows for step in new.values())
-        timed = [self.labelled[key] for key in keys]
-        while self.labelled_rows > REMEMBERED_ROWS and len(self.labelled) > 1:
-            self.labelled_rows -= len(self.labelled.pop(next(iter(self.labelled))))
-        return timed
+            self.keys |= {id(step): key for key, step in new.items()}
+        return [self.labelled[key] for key in keys]
 
     def _with_labels(self, steps: list[Moves]) -> list[Timed]:
         """The steps with their numbers of cost terms."""
@@ -188,10 +185,14 @@ class CostTerms(StepTimer):
         return found
 
 
-def _columns_key(step: Moves) -> Key:
-    """All columns of a step."""
+def _columns_key(step: Moves) -> bytes:
+    """A digest of all columns of a step."""
     columns = step.size_bytes, step.op, step.operands
-    return *ends_key(step), *(content_key(column) for column in columns)
+    digest = sha256()
+    for part in (*ends_key(step), *(content_key(column) for column in columns)):
+        digest.update(len(part).to_bytes(8))
+        digest.update(part)
+    return digest.digest()
 
 
 def find_classes(

@@ -114,10 +114,21 @@ class Spinning(NamedTuple):
         return tuple(totals)
 
     def unroll(self) -> Iterator[Moves]:
-        """The steps one by one."""
+        """The steps one by one; equal ones share one object while they are few."""
+        m = len(self.window) // 2
+        period = _period(self.window[None, :m])
+        recent: dict[tuple[int, int], Moves] = {}
+        recent_rows = 0
         for turn in range(self.times):
             for number, step in enumerate(self.steps):
-                yield step._replace(size_bytes=self.sizes(turn, number))
+                key = number, turn * self.stride % period
+                moves = recent.get(key)
+                if moves is None:
+                    moves = step._replace(size_bytes=self.sizes(turn, number))
+                    recent_rows += step.rows
+                    if recent_rows <= REMEMBERED_ROWS:
+                        recent[key] = moves
+                yield moves
 
 
 @dataclass(frozen=True, slots=True, eq=False)

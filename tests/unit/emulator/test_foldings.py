@@ -122,3 +122,15 @@ def test_steps_that_recur_are_one_pattern():
     folded = simcoll.emulate(plan, topology, data="none", bound=False, quotient=True)
     every = simcoll.emulate(plan, topology, data="none", bound=False, engine="simpy")
     assert (folded.time_fs, folded.trace_hash) == (every.time_fs, every.trace_hash)
+
+
+@pytest.mark.slow
+def test_steps_that_recur_after_many_rows_are_one_pattern():
+    """Of 8,192 chunks every 64th is larger: half a million transfers lie between equal steps."""
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=1024, channels=8, box=8)
+    topology = load_topology("dgx-h100", nodes=128)
+    plan = simcoll.bind(schedule, 8192 * 2 + 128)
+    request = Request(plan, topology)
+    classes = find_classes(plan, topology, request.summary, expanded=False, worth_it=False)
+    assert isinstance(classes, Folding)
+    assert (len(classes.quotient.steps), request.summary.steps) == (2 * 64 + 1, 2 * 1023 + 1)

@@ -5,7 +5,7 @@ import pytest
 
 import simcoll
 from simcoll.emulator.steps import equal_copies, step_columns
-from simcoll.emulator.steps.step_columns import summary, turns
+from simcoll.emulator.steps.step_columns import Spinning, spinning, summary, turns
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -53,3 +53,18 @@ def test_the_largest_step_of_a_plan_is_that_of_its_turns(name, count, many, monk
     schedule = simcoll.schedule("all_reduce", name, nranks=16, channels=8, **box)
     plan = simcoll.bind(schedule, count)
     assert summary(plan).largest == max(step.rows for group, _ in turns(plan) for step in group)
+
+
+@pytest.mark.parametrize("most", [1 << 19, 0])
+@pytest.mark.parametrize(("count", "recurring"), [(64 * 3 + 16, 4), (64 * 9 + 32, 2), (199, 63)])
+def test_turns_whose_sizes_recur_are_one_object(count, recurring, most, monkeypatch):
+    """Where every fourth chunk is larger, every fourth turn has the same sizes."""
+    monkeypatch.setattr(step_columns, "REMEMBERED_ROWS", most)
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=64), count, "float32")
+    halves = [block for block in spinning(plan) if isinstance(block, Spinning)]
+    assert len(halves) == 2
+    for spins in halves:
+        steps = list(spins.unroll())
+        for turn, step in enumerate(steps):
+            assert np.array_equal(step.size_bytes, spins.sizes(turn, 0))
+        assert len({id(step) for step in steps}) == (recurring if most else spins.times)
