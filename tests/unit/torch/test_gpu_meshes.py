@@ -40,8 +40,8 @@ def shards(rank, size, file):
     dist.barrier()  # gloo's messages need both ends
     dist.destroy_process_group()
 
-if __name__ == "__main__":
-    torch.multiprocessing.spawn(shards, (3, sys.argv[1]), nprocs=3)
+# Processes that are started anew would import PyTorch three times.
+torch.multiprocessing.start_processes(shards, (3, sys.argv[1]), nprocs=3, start_method="fork")
 """
 SHAPES = [[6, 9], [7, 5], [2, 2, 4], [1, 3]]
 """Even and uneven shards along both dimensions, and empty ones."""

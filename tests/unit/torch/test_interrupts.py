@@ -300,8 +300,8 @@ def test_an_interrupt_while_pytorch_is_changed_leaves_nothing_behind():
     """It comes at 200 lines of what changes PyTorch and restores it, one after the other."""
 
     def state():
-        module = sys.modules["torch.distributed"]
-        return type.__setattr__, torch.manual_seed, dist.init_process_group, type(module)
+        seed, begin = torch.manual_seed, dist.init_process_group  # imports it
+        return type.__setattr__, seed, begin, type(sys.modules["torch.distributed"])
 
     standard = state()
     line, lines, ended = 0, 10**9, 0
@@ -311,6 +311,7 @@ def test_an_interrupt_while_pytorch_is_changed_leaves_nothing_behind():
         line += event == "line"
         if line == lines and event == "line":
             _thread.interrupt_main()
+            sys.settrace(None)  # the other lines are not counted
         return at_a_line
 
     def run():
