@@ -43,5 +43,7 @@ def _cost(entry: TuningEntry, question: Question, size_bytes: Floats, buses: Bus
         rate = buses.ring_GBps * ranks / (ranks - 1)
     else:
         start_us = entry.latency_us
-        rate = min(entry.rate_GBps, buses.net_GBps * ranks / (ranks - 1))
+        # NCCL may count a host without NVLinks as several nodes, which no NIC of ours joins.
+        links_GBps = buses.net_GBps or buses.ring_GBps
+        rate = min(entry.rate_GBps, links_GBps * ranks / (ranks - 1))
     return Cost(entry.algorithm, entry.protocol, buses.channels, start_us * ones, rate * ones)

@@ -216,6 +216,15 @@ def test_ll128_between_two_blackwell_gpus_is_slower_than_simple():
     assert times[0] > 1.3 * times[1]
 
 
+def test_pat_between_gpus_of_a_host_that_nccl_counts_as_two_nodes():
+    # No NVLink joins GPUs 0 and 5, so that NCCL counts two nodes with a GPU each.
+    pair = simcoll.load_topology("dgx-1v").with_ranks(np.array([0, 5]))
+    forced = predict("all_gather", 2**28, pair, environment=parse_environment("NCCL_ALGO=PAT"))
+    ring = predict("all_gather", 2**28, pair, environment=parse_environment("NCCL_ALGO=Ring"))
+    assert forced.algorithm == "pat"
+    assert forced.bound_fs <= forced.time_fs <= 1.1 * ring.time_fs
+
+
 def test_pat_is_left_out_and_said_where_a_node_has_one_gpu():
     single = simcoll.load_topology("gcp-a4-1nic", nodes=4)
     for collective in ("all_gather", "reduce_scatter"):
