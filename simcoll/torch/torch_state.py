@@ -66,6 +66,7 @@ from simcoll.torch.flight_dumps import dump_replacements
 from simcoll.torch.gpu_kernels import allow_fake_lists, kernel_replacements
 from simcoll.torch.gpu_meshes import gpu_mesh_replacements
 from simcoll.torch.gpu_registers import serve_gpus
+from simcoll.torch.gpu_types import add_kernels_of_types
 from simcoll.torch.group_hooks import hook_replacements
 from simcoll.torch.interrupts import Interrupts
 from simcoll.torch.mesh_caches import separate_caches
@@ -326,6 +327,7 @@ def _prepare(undo: contextlib.ExitStack, modules: OwnModules | None, cuda: str |
         _replace_all(undo, flash_replacements())
         add_kernels(undo)
         add_flash_kernels(undo)
+        add_kernels_of_types(undo)
         add_nccl_options(undo)
         add_locations(undo)
         add_bindings(undo)

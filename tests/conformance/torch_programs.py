@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,9 @@ def _forked(body, output):
         os.dup2(target, 1)
         status = body() or 0
         sys.stdout.flush()
+    except Exception:
+        traceback.print_exc()
+        raise
     finally:
         os._exit(status)
 

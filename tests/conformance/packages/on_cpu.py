@@ -73,6 +73,16 @@ def prepare():
         return exchange(*args, **options)
 
     dist.all_to_all_single = exchange_rows
+    kind = torch.Tensor.type
+
+    def kind_on_gpu(tensor, *args, **options):
+        """The name of a type, as of a tensor on a GPU."""
+        told = kind(tensor, *args, **options)
+        # The mode below calls this function once more.
+        on_cpu = isinstance(told, str) and ".cuda." not in told
+        return told.replace("torch.", "torch.cuda.", 1) if on_cpu else told
+
+    torch.Tensor.type = kind_on_gpu
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor
     torch.Tensor.record_stream = lambda _tensor, _stream: None
     _CudaMeansCpu().__enter__()
