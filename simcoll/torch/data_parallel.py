@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch.distributed as dist
@@ -19,6 +20,27 @@ _HOST_TIMES = (
     "the times that its logger prints or returns are those of this computer, not of the simulated "
     "cluster: see the table of --trace"
 )
+
+_OF_ENVIRONMENT: dict[str, dict[str, tuple[str, ...]]] = {
+    "gloo": {
+        "gloo_socket_ifname": ("GLOO_SOCKET_IFNAME",),
+        "gloo_device_transport": ("GLOO_DEVICE_TRANSPORT",),
+    },
+    "nccl": {
+        "nccl_socket_ifname": ("NCCL_SOCKET_IFNAME",),
+        "nccl_blocking_wait": ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"),
+        "nccl_async_error_handling": (
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+            "NCCL_ASYNC_ERROR_HANDLING",
+        ),
+        "nccl_debug": ("NCCL_DEBUG",),
+        "nccl_nthreads": ("NCCL_NTHREADS",),
+        "nccl_ib_timeout": ("NCCL_IB_TIMEOUT",),
+    },
+}
+"""What the logger adds for a backend: its fields, with the variables that it reads in turn."""
+_GLOO_THREADS = 2
+"""The threads of a group of gloo's, unless its options say otherwise."""
 
 
 @for_ranks
@@ -56,11 +78,23 @@ def _reduce_and_upcast(thread: RankThread, standard: Any, state: Any, bucket: An
     return standard(state, bucket)
 
 
+def _fields_of(backend: str) -> dict[str, str | int]:
+    """What the logger adds for a backend. It asks gloo's C++ class for its threads, so that it may
+    not be told the name.
+    """
+    fields: dict[str, str | int] = {"backend_name": backend}
+    for field, names in _OF_ENVIRONMENT.get(backend, {}).items():
+        fields[field] = next((os.environ[name] for name in names if name in os.environ), "N/A")
+    return fields | ({"gloo_num_threads": _GLOO_THREADS} if backend == "gloo" else {})
+
+
 @for_ranks
 def _logging_data(thread: RankThread, standard: Any, self: Any) -> Any:
-    """What DDP logs, with the program's devices, and a finding, since it has host times."""
+    """What DDP logs, with the program's backend and devices, and a finding, since it has host
+    times.
+    """
     thread.tell(_NAME, _HOST_TIMES)
-    fields = standard(self)
+    fields = standard(self) | _fields_of(dist.get_backend(self.process_group))
     if hasattr(self, "_simulated_devices"):
         numbers, output = self._simulated_devices
         fields |= {"device_ids": ", ".join(map(str, numbers)), "output_device": output}

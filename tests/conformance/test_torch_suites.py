@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.support.deferred import needs_torch
@@ -62,3 +66,46 @@ def test_marks_by_name_are_taken_off():
     under_gloo = dict.fromkeys(names, "pass") | {"test_ddp_device": "skip"}
     outcomes = unmarked(under_gloo, dict.fromkeys(names, "skip"), 4)
     assert outcomes == dict.fromkeys(names[:2], "pass") | dict.fromkeys(names[2:], "skip")
+
+
+_SCATTERED = """
+import torch
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed._tensor.common_dtensor import (
+    DTensorTestBase,
+    create_local_tensor_test_class,
+    with_comms,
+)
+
+
+class Scattered(DTensorTestBase):
+    @with_comms
+    def test_values(self):
+        mesh = self.build_device_mesh()
+        whole = torch.arange(12.0, device=self.device_type)
+        self.assertEqual(distribute_tensor(whole, mesh, [Shard(0)]).full_tensor(), whole)
+
+
+ScatteredWithLocalTensor = create_local_tensor_test_class(Scattered)
+"""
+
+
+def test_a_file_that_holds_the_tensors_of_all_ranks_in_one_process_is_played_in_one(tmp_path):
+    """PyTorch scatters such tensors itself, and refuses those of a rank among several."""
+    pytest.importorskip("expecttest")
+    file = tmp_path / "test_scattered.py"
+    file.write_text(_SCATTERED)
+    players = ["gloo", "simcoll with GPUs"]
+    words = ["tests.conformance.torch_test_files", str(file), "--players", *players]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", *words],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for player in players:
+        assert f"{player}: {file.name}: Scattered.test_values (4): pass" in done.stderr
+        assert (
+            f"{player}: {file.name}: ScatteredWithLocalTensor.test_values (0): pass" in done.stderr
+        )

@@ -48,8 +48,6 @@ KNOWN = {
     "1.6e-6; 1.3e-6 is allowed",
     "test_ddp_buffer_hook_allreduce_return_future": "the model changes a buffer that is being "
     "reduced, as a comment of the test says, and the run finds it",
-    "test_ddp_logging_data_cpu": "expects the logged name gloo; PyTorch would then look for the "
-    "threads of gloo's C++ class",
 }
 """Why tests fail that fail, by the beginnings of their names."""
 SMALLER = {"test_ddp_uneven_inputs": (1000, 40)}

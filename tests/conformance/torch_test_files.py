@@ -81,8 +81,16 @@ def _kinds():
     return tuple(getattr(common_distributed, name, ()) for name in names)
 
 
+def _holds_all_ranks(case):
+    """Whether PyTorch plays the class in one process, whose tensors hold those of every rank."""
+    local = getattr(case, "is_local_tensor_enabled", None)
+    return isinstance(local, property) and local.fget(case)
+
+
 def _size(case, name):
     """The ranks of a test: none for a test without ranks."""
+    if _holds_all_ranks(case):
+        return 0
     processes, continuous, threads = _kinds()
     if continuous and issubclass(case, continuous):
         kind = case.device_type

@@ -63,3 +63,45 @@ def test_the_logger_has_the_program_s_devices():
         return fields["device_ids"], fields["output_device"]
 
     assert backend.spawn(body, 2, cuda_is_cpu=True).returns == (("0", 0), ("1", 1))
+
+
+@pytest.mark.filterwarnings("ignore:.*are those of this computer:UserWarning")
+@pytest.mark.parametrize(
+    ("name", "added"),
+    [
+        (
+            "gloo",
+            {
+                "gloo_socket_ifname": "eth7",
+                "gloo_device_transport": "N/A",
+                "gloo_num_threads": 2,
+            },
+        ),
+        (
+            "nccl",
+            {
+                "nccl_socket_ifname": "N/A",
+                "nccl_blocking_wait": "1",
+                "nccl_async_error_handling": "N/A",
+                "nccl_debug": "WARN",
+                "nccl_nthreads": "N/A",
+                "nccl_ib_timeout": "N/A",
+            },
+        ),
+        ("simcoll", {}),
+    ],
+)
+def test_the_logger_has_the_program_s_backend_and_its_variables(monkeypatch, name, added):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("NCCL_BLOCKING_WAIT", "0")
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
+
+    def body(rank, world_size):
+        dist.init_process_group(name)
+        fields = parallel.DistributedDataParallel(nn.Linear(2, 2))._get_ddp_logging_data()
+        return fields["backend_name"], {
+            field: value for field, value in fields.items() if field.startswith(("gloo_", "nccl_"))
+        }
+
+    assert backend.spawn(body, 2, cuda_is_cpu=True).returns == ((name, added),) * 2
