@@ -33,6 +33,8 @@ MOST_LETTERS = 4000
 size.
 """
 MOST_PLACE = 400
+MOST_LISTED, MOST_SIMILAR = 40, 6
+"""Of more choices, an error lists only so many that are similar to what was given."""
 
 
 def _clip(text: str, limit: int) -> str:
@@ -247,6 +249,11 @@ def nearest(text: str, valid: Iterable[str]) -> str:
     'valid: ring, tree'
     >>> nearest("nccl-2.18", ["nccl", "nccl-2.27", "nccl-2.28"])
     "did you mean 'nccl-2.27'? (valid: nccl, nccl-2.27, nccl-2.28)"
+
+    Of many, only the similar ones:
+
+    >>> nearest("rck61", [f"rack{number}" for number in range(99)])
+    "did you mean 'rack61'? (similar: rack6, rack1, rack96, rack91, rack86; 99 are valid)"
     """
     choices = sorted(set(valid))
     text = text[:MOST_PLACE]
@@ -254,8 +261,13 @@ def nearest(text: str, valid: Iterable[str]) -> str:
     folded = {choice.lower(): choice for choice in reversed(choices)}
     exact = folded.get(text.lower())
     close = [exact] if exact else _close_versions(text, choices)
-    if not close:
+    if not close or len(choices) > MOST_LISTED:
         from difflib import get_close_matches
 
-        close = get_close_matches(text, choices, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}? ({listed})" if close else listed
+        similar = get_close_matches(text, choices, n=MOST_SIMILAR, cutoff=0.5)
+        close = list(dict.fromkeys(close + similar))
+    if not close:
+        return listed
+    if len(choices) > MOST_LISTED:
+        listed = f"similar: {', '.join(close[1:]) or 'none'}; {len(choices)} are valid"
+    return f"did you mean {close[0]!r}? ({listed})"
