@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Floats, Ints, Shorts
+from simcoll.core.facts import FactStore
 from simcoll.core.immutable import by_constructor, freeze
 from simcoll.errors import ConfigError
 
@@ -33,6 +35,10 @@ __all__ = [
 
 
 EXACT_FLOAT = 2**53
+KEPT_BYTES = 1 << 26
+"""Bytes of trees of shortest paths that a router keeps: those of 512 switches with 4,096 ranks take
+19 MB.
+"""
 TABLE_LIMIT = 128
 """Up to this many ranks all routes of a graph are computed once and kept."""
 FEW_VERTICES = 64
@@ -176,14 +182,14 @@ class TorusRouter:
         return _pack(np.stack(columns, axis=1))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ShortestPathRouter:
-    """Shortest paths by latency, then by number of links, then by lowest vertex, computed for the
-    requested sources.
+    """Shortest paths by latency, then by number of links, then by lowest vertex.
 
     The graph is split: an endpoint that may not forward has one vertex where links arrive and
     another where they leave. Edges are sorted by (head, tail); ``weight`` combines latency and hop
-    count in one exact integer.
+    count in one exact integer. The tree of shortest paths out of a vertex is found when it is asked
+    for first.
     """
 
     nvertices: int
@@ -203,47 +209,99 @@ class ShortestPathRouter:
         """See :class:`Router`."""
         if src.size == 0:
             return np.full((0, 0), -1, dtype=np.int32)
-        lengths = self._lengths()
+        trees = _trees_of(self)
+        root, first_link = trees.root[src], trees.first_link[src]
         rows: list[tuple[Ints, list[Shorts]]] = []
-        order = np.argsort(src, kind="stable")
-        sources, starts = np.unique(src[order], return_index=True)
-        for source, members in zip(sources, np.split(order, starts[1:]), strict=True):
-            rows_wanted = members[dst[members] != source]
+        order = np.argsort(root, kind="stable")
+        roots, starts = np.unique(root[order], return_index=True)
+        for start, members in zip(roots.tolist(), np.split(order, starts[1:]), strict=True):
+            rows_wanted = members[dst[members] != src[members]]
             if rows_wanted.size == 0:
                 continue
-            distance = lengths(int(self.leave[source]))
-            reachable = np.isfinite(distance)
-            if float(distance[reachable].max()) >= EXACT_FLOAT:
-                raise ConfigError(_TOO_FINE)
-            tight = np.flatnonzero(
-                (distance[self.tail] + self.weight == distance[self.head]) & reachable[self.head]
-            )
-            via = np.full(self.nvertices, -1, dtype=np.int64)
-            # Edges are sorted by tail within a head, and of several values written to one position
-            # the last wins: the lowest tail.
-            via[self.head[tight[::-1]]] = tight[::-1]
+            via = trees.out_of(start)
             vertex = self.arrive[dst[rows_wanted]]
             backwards: list[Shorts] = []
             while (via[vertex] >= 0).any() and len(backwards) < self.nvertices:
                 edge = via[vertex]
                 backwards.append(np.where(edge >= 0, self.link[edge], np.int32(-1)))
                 vertex = np.where(edge >= 0, self.tail[edge], vertex)
+            backwards.append(np.where(vertex == start, first_link[rows_wanted], np.int32(-1)))
             rows.append((rows_wanted, backwards))
         routes = np.full((src.size, max((len(b) for _, b in rows), default=0)), -1, dtype=np.int32)
         for rows_wanted, backwards in rows:
             for column, values in enumerate(reversed(backwards)):
                 routes[rows_wanted, column] = values
-        return _pack(routes)
+        return _without_padding(_pack(routes))
 
-    def _lengths(self) -> Callable[[int], Floats]:
+
+class _PathTrees:
+    """The trees of shortest paths of a router, the latest of them kept.
+
+    An endpoint with a single link leaves on it, and goes on as from its other end: all ranks of a
+    switch share the tree of the switch.
+
+    Attributes
+    ----------
+    root, first_link
+        Where the tree of each endpoint begins, and the link before it; -1 for none.
+    """
+
+    def __init__(self, router: ShortestPathRouter) -> None:
+        self.nvertices, self.tail, self.head = router.nvertices, router.tail, router.head
+        self.weight = router.weight.astype(np.float64)
+        edge = np.full(router.nvertices, -1)
+        edge[router.tail] = np.arange(len(router.tail))
+        single = np.bincount(router.tail, minlength=router.nvertices)[router.leave] == 1
+        edges = edge[router.leave]
+        self.root = np.where(single, np.append(router.head, -1)[edges], router.leave)
+        self.first_link = np.where(
+            single, np.append(router.link, np.int32(-1))[edges], np.int32(-1)
+        )
+        self.vias: dict[int, Shorts] = {}
+
+    def out_of(self, root: int) -> Shorts:
+        """The edge by which the shortest path from a vertex enters each vertex; -1 for none."""
+        via = self.vias.get(root)
+        if via is None:
+            via = self.vias[root] = self._find(root)
+            if len(self.vias) * via.nbytes > KEPT_BYTES:
+                self.vias.pop(next(iter(self.vias)), None)
+        return via
+
+    def _find(self, root: int) -> Shorts:
+        distance = self._lengths(root)
+        reachable = np.isfinite(distance)
+        if float(distance[reachable].max()) >= EXACT_FLOAT:
+            raise ConfigError(_TOO_FINE)
+        tight = np.flatnonzero(
+            (distance[self.tail] + self.weight == distance[self.head]) & reachable[self.head]
+        )
+        via = np.full(self.nvertices, -1, dtype=np.int32)
+        # Edges are sorted by tail within a head, and of several values written to one position
+        # the last wins: the lowest tail.
+        via[self.head[tight[::-1]]] = tight[::-1]
+        return via
+
+    def _lengths(self, root: int) -> Floats:
         """Length of the shortest path from a vertex to every vertex; infinite if there is none."""
-        weight = self.weight.astype(np.float64)
         if self.nvertices <= FEW_VERTICES:
-            return lambda source: _relax(source, self.nvertices, self.tail, self.head, weight)
+            return _relax(root, self.nvertices, self.tail, self.head, self.weight)
         from scipy.sparse.csgraph import dijkstra
 
-        graph = _csr(self.nvertices, self.tail, self.head, weight)
-        return lambda source: dijkstra(graph, indices=source)
+        lengths: Floats = dijkstra(self._graph, indices=root)
+        return lengths
+
+    @cached_property
+    def _graph(self) -> csr_array:
+        return _csr(self.nvertices, self.tail, self.head, self.weight)
+
+
+_trees_of: FactStore[ShortestPathRouter, _PathTrees] = FactStore(_PathTrees)
+
+
+def _without_padding(links: Shorts) -> Shorts:
+    """Packed links without the columns that no route has."""
+    return links[:, : int((links >= 0).any(axis=0).sum())]
 
 
 def _relax(source: int, nvertices: int, tail: Ints, head: Ints, weight: Floats) -> Floats:
