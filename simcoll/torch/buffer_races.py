@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from simcoll.distributed.runtime.records import Site
 from simcoll.distributed.runtime.work import Work
@@ -104,6 +106,11 @@ class Flights:
         RuntimeError
             If it reads an output, or writes an input or output, before the operation has ended.
         """
+        if isinstance(func, HigherOrderOperator):  # such as FlexAttention, which has no schema
+            for value in tree_leaves((args, kwargs)):
+                if isinstance(value, torch.Tensor):
+                    self.check_access(func.name(), value, site, writes=False)
+            return
         name = func._schema.name.partition("::")[2]
         for position, argument in enumerate(func._schema.arguments):
             value = args[position] if position < len(args) else kwargs.get(argument.name)

@@ -13,6 +13,7 @@ import pytest
 from tests.support.deferred import Deferred, needs_torch
 
 torch, dist = Deferred("torch"), Deferred("torch.distributed")
+flex = Deferred("torch.nn.attention.flex_attention")
 backend = Deferred("simcoll.torch")
 
 pytestmark = needs_torch
@@ -354,3 +355,28 @@ def test_a_tensor_in_flight_may_take_other_memory():
         return t.tolist()
 
     assert on_ranks(body).returns == ([2.0] * 4,) * 2
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_operators_without_a_schema_are_watched():
+    """FlexAttention is of higher order; a pipeline calls it while its receives are in flight."""
+
+    def body(rank, world_size, touches):
+        queries, keys, values = (torch.ones(1, 1, 16, 8, device="cuda") for _ in range(3))
+        received = torch.ones(1, 1, 16, 8, device="cuda")
+        work = dist.broadcast(received, 0, async_op=True)
+        y = flex.flex_attention(received if touches else queries, keys, values)
+        work.wait()
+        assert torch.equal(y, torch.ones_like(y))
+
+    def run(touches):
+        def program(rank, world_size):
+            torch.cuda.set_device(rank)
+            dist.init_process_group("nccl")
+            body(rank, world_size, touches)
+
+        backend.spawn(program, 2, cuda_is_cpu=True)
+
+    run(touches=False)
+    with pytest.raises(RuntimeError, match=r"flex_attention at .* reads the output buffer"):
+        run(touches=True)
