@@ -366,6 +366,7 @@ class _Nccl:
     """
 
     Options = _NcclOptions
+    NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_EFFICIENCY, NCCL_CTA_POLICY_ZERO = range(3)
 
 
 def add_nccl_options(undo: ExitStack) -> None:

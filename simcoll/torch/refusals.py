@@ -35,7 +35,7 @@ _REFUSED = (
     _Refused(c10d.ProcessGroupGloo, "torch.distributed.ProcessGroupGloo", "__init__", _GLOO),
     *(
         _Refused(_symmetric_memory, "torch.distributed._symmetric_memory", name, _SYMMETRIC)
-        for name in ("empty", "rendezvous", "get_symm_mem_workspace", "get_mem_pool")
+        for name in ("set_backend", "empty", "rendezvous", "get_symm_mem_workspace", "get_mem_pool")
     ),
 )
 

@@ -82,6 +82,7 @@ def test_groups_take_options_of_nccl():
     def body(_rank, world_size):
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options.config.max_ctas = 8
+        options.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO
         x = torch.ones(1, device="cuda")
         dist.all_reduce(x, group=dist.new_group(range(world_size), pg_options=options))
         return x.item()

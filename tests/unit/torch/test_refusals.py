@@ -20,6 +20,7 @@ CALLS = {
     "_symmetric_memory.empty maps the memory of other GPUs": lambda: symmetric.empty(
         4, device="cuda"
     ),
+    "_symmetric_memory.set_backend maps": lambda: symmetric.set_backend("NCCL"),
     "_symmetric_memory.rendezvous maps": lambda: symmetric.rendezvous(torch.ones(4), "0"),
     "_symmetric_memory.get_symm_mem_workspace maps": lambda: symmetric.get_symm_mem_workspace(
         "0", 1024
