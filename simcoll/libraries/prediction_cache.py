@@ -55,16 +55,21 @@ def _has_possible_times(fields: Mapping[str, object]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CachePart:
-    """A part of the cache: its folder, the size of a file at most, and what fields may be."""
+    """A part of the cache: its folder, the size of a file at most, what fields may be, and about
+    how many files it holds.
+    """
 
     folder: str
     max_bytes: int
     is_possible: Callable[[Mapping[str, object]], bool]
+    max_files: int = 2**16
 
 
 PREDICTIONS = CachePart("predictions", 4096, _has_possible_times)
-SPANS = CachePart("spans", 2**21, _has_possible_times)
-"""Runs with the spans of their operations."""
+SPANS = CachePart("spans", 2**21, _has_possible_times, max_files=2**9)
+"""Runs with the spans of their operations, 170 KB for a step of some thousand."""
+SUBFOLDERS = 256
+"""A file is in the subfolder of the first two digits of its key."""
 
 
 def cache_folder(part: CachePart = PREDICTIONS) -> Path | None:
@@ -174,3 +179,12 @@ def remember(key: str, fields: Mapping[str, object], part: CachePart = PREDICTIO
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+        _make_room(target.parent, part.max_files // SUBFOLDERS)
+
+
+def _make_room(folder: Path, max_files: int) -> None:
+    """Delete the oldest half of a folder with too many files."""
+    files = [file for file in folder.iterdir() if file.suffix == ".json"]
+    if len(files) > max_files:
+        for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)[: -(-max_files // 2)]:
+            file.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ def _has_graphs(fields: Mapping[str, object]) -> bool:
     return True
 
 
-GRAPHS = CachePart("nccl-graphs", 2**18, _has_graphs)
+GRAPHS = CachePart("nccl-graphs", 2**18, _has_graphs, max_files=2**12)
 """64 channels of 72 GPUs take 20 KiB."""
 
 

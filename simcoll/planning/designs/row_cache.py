@@ -36,7 +36,7 @@ def _has_result(fields: Mapping[str, object]) -> bool:
     return isinstance(time_fs, int) and time_fs > 0
 
 
-RESULTS = CachePart("designs", 2**16, _has_result)
+RESULTS = CachePart("designs", 2**16, _has_result, max_files=2**14)
 """A result takes 2 KiB."""
 
 

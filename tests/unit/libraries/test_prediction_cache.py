@@ -173,3 +173,15 @@ def test_the_routes_of_many_ranks_are_hashed_in_parts(monkeypatch):
     monkeypatch.setattr(prediction_cache, "ROUTES_AT_ONCE", 1000)
     assert topology_digest.__wrapped__(machine) == whole
     assert topology_digest.__wrapped__(load_topology("dgx-h100", nodes=17)) != whole
+
+
+def test_a_full_cache_loses_its_oldest_files(folder):
+    part = replace(prediction_cache.PREDICTIONS, max_files=4 * prediction_cache.SUBFOLDERS)
+    form, keys = {"time_fs": int, "bound_fs": int}, [f"ab{number:02}" for number in range(9)]
+    for age, key in enumerate(keys):
+        prediction_cache.remember(key, {"time_fs": 2, "bound_fs": 1}, part)
+        (path,) = folder.rglob(f"{key}.json")
+        os.utime(path, ns=(age, age))  # writes may be nearer to each other than clocks tell apart
+    cached = [prediction_cache.recall(key, form, part) is not None for key in keys]
+    assert cached[-2:] == [True, True]
+    assert 2 <= sum(cached) <= 4
