@@ -285,7 +285,10 @@ class StepMachine:
                     f"lane {lane} expects {self.state.lane_left[lane]} more steps, but the plan "
                     "has ended"
                 )
-            count = min(times, AHEAD_STEPS - steps, max(1, -(-(AHEAD_ROWS - rows) // len(timed))))
+            until_enough = -(-(AHEAD_ROWS - rows) // len(timed))
+            until_most = -(-(MOST_ROWS_AHEAD - rows) // len(timed))
+            repeats = max(1, until_enough, min(LEAST_STEPS_AHEAD - steps, until_most))
+            count = min(times, AHEAD_STEPS - steps, repeats)
             self.rest_of_run = (timed, times - count) if times > count else None
             blocks += [self._block(timed) for _ in range(count)]
             self._count(timed, count, self.wire[blocks[-1]])
