@@ -143,7 +143,7 @@ def _requirement(topology: Topology, via: str) -> _Required:
         if (topology.link_kind == kind).any():
             return _Required(-1, kind)
     kinds = [name for number, name in enumerate(LINK_KINDS) if (topology.link_kind == number).any()]
-    close = nearest(via, [*kinds, *topology.node_names]).partition("? (valid")[0]
+    close = nearest(via, [*kinds, *topology.node_names]).partition("? (")[0]
     hint = f"; {close}?" if close.startswith("did you mean") else ""
     names = ", ".join(topology.node_names[:LISTED])
     ellipsis = ", ..." if len(topology.node_names) > LISTED else ""
