@@ -64,6 +64,8 @@ def immutable(array: Array, dtype: np.dtype[Any] | None = None) -> Array:
 def freeze(record: Any) -> None:
     """The ``__post_init__`` of a record of arrays, each of which it freezes."""
     for name in record.__slots__:
+        if name == "__weakref__":  # which Python 3.11.2 cannot read
+            continue
         value = getattr(record, name)
         if isinstance(value, np.ndarray) and not is_immutable(value):
             object.__setattr__(record, name, immutable(value))
