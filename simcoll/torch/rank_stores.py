@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from os import unlink as _unlink_at_once
 from pathlib import Path
 from typing import Any
 
@@ -296,7 +297,10 @@ def _leave(place: _Place, path: Path, world_size: int) -> None:
     """Note the end of an object for a file; the last of all processes removes it."""
     place.users, place.ends = place.users - 1, place.ends + 1
     if not place.users and 0 <= world_size <= place.ends:
-        path.unlink(missing_ok=True)
+        # A garbage collection may end it anywhere in another run, where nothing may wait: no
+        # function that ranks share.
+        with contextlib.suppress(FileNotFoundError):
+            _unlink_at_once(path)  # noqa: PTH108
 
 
 def _hash_store() -> _HashHandle:

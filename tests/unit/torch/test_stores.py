@@ -135,3 +135,18 @@ def test_a_rank_polls_for_what_others_do_later():
         return rounds
 
     assert 0 < backend.spawn(body, 3).returns[0] < 10
+
+
+def test_the_end_of_a_file_store_lets_no_other_rank_go_first(tmp_path):
+    # A garbage collection may end it at any place of a run, also where a rank's thread begins.
+    order = []
+
+    def program(rank, world_size):
+        store = dist.FileStore(str(tmp_path / f"store{rank}"), 1)
+        order.append(f"rank {rank} has a store")
+        del store
+        order.append(f"rank {rank} has none")
+
+    backend.spawn(program, 2)
+    assert order == [f"rank {rank} has {what}" for rank in (0, 1) for what in ("a store", "none")]
+    assert not list(tmp_path.iterdir())
