@@ -77,10 +77,10 @@ def prepare():
 
     def kind_on_gpu(tensor, *args, **options):
         """The name of a type, as of a tensor on a GPU."""
-        told = kind(tensor, *args, **options)
+        type_name = kind(tensor, *args, **options)
         # The mode below calls this function once more.
-        on_cpu = isinstance(told, str) and ".cuda." not in told
-        return told.replace("torch.", "torch.cuda.", 1) if on_cpu else told
+        on_cpu = isinstance(type_name, str) and ".cuda." not in type_name
+        return type_name.replace("torch.", "torch.cuda.", 1) if on_cpu else type_name
 
     torch.Tensor.type = kind_on_gpu
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor

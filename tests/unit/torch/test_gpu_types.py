@@ -85,9 +85,9 @@ def test_narrow_types_are_computed_in_float32(operator, bits):
         moved = {
             name: value.cuda() if name == "target" else value for name, value in options.items()
         }
-        got = function(narrow, **moved)
-        got.sum().backward()
-        for one, other in ((got, expected), (narrow.grad, wide.grad)):
+        result = function(narrow, **moved)
+        result.sum().backward()
+        for one, other in ((result, expected), (narrow.grad, wide.grad)):
             assert one.is_cuda
             assert torch.equal(one.cpu(), other.to(x.dtype))
 
