@@ -47,6 +47,11 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
 
 
+def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
+    """Whether a type is not numpy's; its versions differ in how they round a float64 to it."""
+    return dtype.type.__module__ != "numpy"
+
+
 @dataclass(frozen=True, slots=True)
 class WireFormat:
     """The form of data on its way.
@@ -94,7 +99,7 @@ class WireFormat:
         """
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if self.dtype is not None:
-                narrow = values.astype(np.float32) if self.dtype.kind == "V" else values
+                narrow = values.astype(np.float32) if _is_of_ml_dtypes(self.dtype) else values
                 return narrow.astype(self.dtype).astype(values.dtype)
             return self._by_blocks(values.astype(np.float32)).astype(values.dtype)
 
@@ -106,7 +111,7 @@ class WireFormat:
         """
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if self.dtype is not None:
-                narrow = values.astype(np.float32) if self.dtype.kind == "V" else values
+                narrow = values.astype(np.float32) if _is_of_ml_dtypes(self.dtype) else values
                 return narrow.astype(self.dtype).view(np.uint8)
             scales, blocks = self._scales_and_numbers(values.astype(np.float32))
             finite = np.where(np.isfinite(scales), blocks, np.float32(0))
