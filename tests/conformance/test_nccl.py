@@ -64,6 +64,7 @@ def test_a_step_is_one_group_then_its_reductions(fake):
     assert nccl.depth == 0
 
 
+@pytest.mark.slow
 def test_memory_that_only_messages_use_is_kept(fake):
     nccl, log = fake
     prepared = realcoll.prepare(

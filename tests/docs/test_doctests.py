@@ -35,6 +35,7 @@ def test_docstring_examples(name, monkeypatch):
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
 
 
+@pytest.mark.slow
 def test_there_are_examples():
     finder = doctest.DocTestFinder()
     examples = sum(

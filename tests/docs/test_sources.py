@@ -70,6 +70,7 @@ def test_the_file_has_a_source(path):
     assert len(tomllib.loads(path.read_text(encoding="utf-8"))["source"].strip()) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", LOADED)
 def test_every_file_is_shipped_and_loads(folder):
     shipped, load = LOADED[folder]

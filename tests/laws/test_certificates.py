@@ -72,6 +72,7 @@ def test_rings_by_their_symmetry(kind):
     assert checked(certificate_bytes(large, verify(large))) == ""
 
 
+@pytest.mark.slow
 def test_imported_files():
     done = Counter()
     for path in sorted(SAMPLES.glob("*.xml")):

@@ -468,6 +468,7 @@ def test_lists_of_collectives_have_limits(module, limit, parse, text, monkeypatc
         parse(text)
 
 
+@pytest.mark.slow
 def test_readers_of_toml_and_xml_are_the_limited_ones():
     root = Path(simcoll.__file__).parent
     using = {

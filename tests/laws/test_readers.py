@@ -115,6 +115,7 @@ def test_every_kind_of_file_has_a_title():
     assert get_args(FileKind) == tuple(TITLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TITLES)
 def test_every_kind_of_file_is_fuzzed(kind):
     assert kind in fuzzed() or WITHOUT_READER.get(kind), (

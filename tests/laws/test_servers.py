@@ -13,6 +13,7 @@ from tests.support.frame_fuzz import SERVERS, BoardDoor, Watch, fuzz
 from tests.support.greedy_clients import ATTACKS, attack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SERVERS)
 def test_damaged_frames(name):
     watch = fuzz(name, 600, 0)
@@ -28,6 +29,7 @@ def test_clients_that_want_much(name):
     assert watch.asked
 
 
+@pytest.mark.slow
 def test_the_watch_sees_a_server_that_fails():
     with Watch(lambda: False) as wrong, Watch(lambda: 1 / 0) as broken:
         time.sleep(0.05)

@@ -204,6 +204,7 @@ def test_doublings_do_not_wrap(times):
     )
 
 
+@pytest.mark.slow
 def test_fibonacci_counts_do_not_wrap():
     blocks = [{"steps": [step([(0, 0, 0, 1, "copy"), (1, 0, 0, 2, "copy")])]}]
     blocks += [
@@ -1193,6 +1194,7 @@ def places(value, path=()):
         yield from places(entry, (*path, key))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "right",
     [ring(2, "by symmetry"), exchange(), direct("send_recv", 2)],

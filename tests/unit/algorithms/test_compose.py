@@ -34,6 +34,7 @@ PLAIN = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), PLAIN)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())

@@ -181,6 +181,7 @@ def test_a_collective_in_place_of_an_algorithm_gets_its_own_listed(folder, capsy
     )
 
 
+@pytest.mark.slow
 def test_goal_is_timed_and_said_to_be_unproved(folder, capsys):
     assert main(["convert", "ring.json", "ring.goal", "--size", "64K"]) == 0
     assert main(["perf", "-t", "four.toml", "-a", "ring.goal"]) == 0

@@ -237,6 +237,7 @@ def test_bad_parameters_get_a_clear_error(name, params, message):
         simcoll.schedule("all_reduce", name, **{"nranks": 12, **params})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_name_an_algorithm_is_chosen_and_named(kind):
     for n in RANKS:

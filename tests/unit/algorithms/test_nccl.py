@@ -319,6 +319,7 @@ def test_nodes_of_one_gpu_are_joined_by_trees():
     assert (sum(1 for _ in made.steps()), sum(1 for _ in chain.steps())) == (9, 31)
 
 
+@pytest.mark.slow
 def test_machines_say_what_their_switches_do():
     two, one = load_topology("dgx-h100", nodes=2), load_topology("dgx-h100")
     collective = simcoll.Collective("all_reduce", 16)

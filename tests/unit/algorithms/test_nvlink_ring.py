@@ -80,6 +80,7 @@ def test_a_graph_without_a_ring_has_none():
     assert link_rings(links(4, [(0, 1, 1), (1, 2, 1), (2, 3, 1)])) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_proved_on_dgx_1v_with_every_nic_used_alike(kind, nodes):
@@ -130,6 +131,7 @@ def test_as_many_times_faster_as_there_are_rings():
     assert found == 14 * (700_000_000 + Fraction(count, 48) * 40_000)
 
 
+@pytest.mark.slow
 def test_the_right_data_arrives():
     machine = load_topology("dgx-1v", nodes=2)
     for kind in KINDS:

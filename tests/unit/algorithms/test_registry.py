@@ -6,6 +6,8 @@ import pkgutil
 import subprocess
 import sys
 
+import pytest
+
 import simcoll.algorithms
 from simcoll.algorithms import ALGORITHMS as TABLE
 from simcoll.algorithms import registry
@@ -67,6 +69,7 @@ print(*sorted(name for name in sys.modules if name.startswith("simcoll.algorithm
 """
 
 
+@pytest.mark.slow
 def test_a_name_loads_its_own_module_only():
     argv = [sys.executable, "-c", LOADED]
     loaded = subprocess.run(argv, capture_output=True, check=True, text=True).stdout.split()

@@ -23,6 +23,7 @@ def made(kind, *names, n=6):
     return [simcoll.schedule(kind, name, nranks=n) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "names", "shares"),
     [

@@ -19,6 +19,7 @@ def algbw(kind, topology, root=0):
     return float(1 / bottleneck(kind, topology, root=root).seconds_per_byte) / 1e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cuts.ORACLES)
 def test_all_reduce_reaches_the_optimum_of_the_linear_program(name):
     make, _, _, optimum = cuts.ORACLES[name]

@@ -262,6 +262,7 @@ def test_the_shapes_of_trees_over_nodes_span_them():
                 assert steps < count
 
 
+@pytest.mark.slow
 def test_flows_are_those_of_another_solver():
     rng = np.random.default_rng(11)
     compared = 0

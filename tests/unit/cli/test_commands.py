@@ -378,6 +378,7 @@ def test_verify_prints_a_proof(folder, capsys):
         assert "proved (full" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "says"),
     [

@@ -152,6 +152,7 @@ def test_a_tuning_table_alone_is_a_calibration(capsys, here):
     assert "launch" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_part_of_a_log_is_used_and_the_rest_named(capsys):
     status, out, _ = run("compare cut.log -t dgx-h100", capsys)

@@ -37,6 +37,7 @@ def test_perf_without_a_collective_lists_them(capsys):
     assert [line.split()[0] for line in shown.out.splitlines()] == list(KINDS)
 
 
+@pytest.mark.slow
 def test_list_without_an_argument_says_what_there_is(capsys):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -66,6 +67,7 @@ def test_completion_names_every_command(shell):
         subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

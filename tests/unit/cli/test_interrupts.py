@@ -168,6 +168,7 @@ run_program(main)
     assert (done.returncode, done.stdout, done.stderr) == (130, "stopped\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resends", [True, False])
 def test_ctrl_c_that_nobody_receives_comes_again(resends):
     """C code may drop an exception without a word. A program of the user's may catch one for

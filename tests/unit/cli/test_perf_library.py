@@ -49,6 +49,7 @@ def test_a_library_alone_shows_its_lines_and_proves_nothing(capsys):
     )
 
 
+@pytest.mark.slow
 def test_the_environment_and_a_calibration_count(capsys, tmp_path):
     words = ("all_reduce", "-t", "dgx-h100", "-b", "1G", "-e", "1G", "-f", "2")
     _, plain, _ = run(capsys, *words, "--library", "nccl", "-v")
@@ -86,6 +87,7 @@ def test_the_expected_error_is_that_of_the_page_of_accuracy():
     assert re.findall(r"(\S+) / (\S+) / (\S+) %", load_library("nccl").accuracy) == head
 
 
+@pytest.mark.slow
 def test_what_is_assumed_is_printed_and_written(capsys, tmp_path):
     file = tmp_path / "rccl.json"
     sizes = ("-b", "1K", "-e", "1M", "-f", "1024")
@@ -173,6 +175,7 @@ def test_choices_of_nccls_own_rules_are_named_where_others_are_predicted(capsys,
     assert is_predicted == (nodes == 2)
 
 
+@pytest.mark.slow
 def test_nics_that_pcie_cannot_fill_are_said(capsys):
     words = ("--nodes", "2", "-b", "1G", "-e", "1G", "--library", "nccl")
     name = "dgx-h100:nic.bandwidth=400 GB/s"  # instead of 400 Gb/s

@@ -90,6 +90,7 @@ def test_ctrl_c_before_the_first_size_says_that_nothing_is_kept(folder, capsys, 
     assert not (folder / "a.csv").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done(folder, capsys, monkeypatch):
     played = []
 

@@ -245,6 +245,7 @@ def test_an_exchange_across_channels_in_one_step_is_refused():
     check_orderable(schedule_of([load, swap[:1], swap[1:]], 2))
 
 
+@pytest.mark.slow
 def test_steps_in_which_a_channel_overwrites_what_another_reads():
     rng, across = random.Random(7), 0
     for _ in range(2000):

@@ -148,6 +148,7 @@ def test_the_shape_of_the_numbers_does_not_matter():
         assert sum(map(len, schedule.blocks())) == N * N
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 1169, 1170, 1171, 8191, 8192, 8193, 17000])
 def test_digests_tell_every_number_at_every_length(size):
     rng = np.random.default_rng(size)
@@ -315,6 +316,7 @@ class Slow(list):
         return length
 
 
+@pytest.mark.slow
 def test_first_passes_in_several_threads_agree():
     for _ in range(5):
         schedule = Schedule("together", LAYOUT, lambda: iter(RIGHT))

@@ -70,6 +70,7 @@ def test_two_shot_keeps_one_vector():
     assert large.buffer_elements()[7].tolist() == [10**6] * 3
 
 
+@pytest.mark.slow
 def test_rewrites_and_files_keep_it():
     schedule = simcoll.schedule("all_reduce", "two_shot", nranks=4)
     again = parse_schedule(dump_schedule(schedule))

@@ -209,6 +209,7 @@ def test_a_timeout_in_the_middle_of_an_operation_names_the_rank_that_called_last
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:rank 1. the Work of all_reduce")
 def test_a_rank_that_stops_after_its_program_is_named_too():
     """Its program ends while an operation that it began still needs it."""

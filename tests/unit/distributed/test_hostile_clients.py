@@ -70,6 +70,7 @@ def hung_up(sock, limit_s):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opener", ["stranger", "introduced"])
 def test_random_bytes(door, opener):
     chance = random.Random(20_260)
@@ -104,6 +105,7 @@ def test_deep_nesting_costs_the_connection(door, opener, data):
     assert door.works()
 
 
+@pytest.mark.slow
 def test_half_a_frame_and_silence_cost_the_connection(kind):
     with kind(handshake_s=0.3, request_s=0.3) as door:
         with knock(door) as silent, knock(door) as begun, door.introduced() as half:
@@ -113,6 +115,7 @@ def test_half_a_frame_and_silence_cost_the_connection(kind):
         assert door.works()
 
 
+@pytest.mark.slow
 def test_dripping_does_not_help(kind):
     with (
         kind(handshake_s=0.3, request_s=0.3) as door,
@@ -137,6 +140,7 @@ def test_dripping_does_not_help(kind):
         assert door.works()
 
 
+@pytest.mark.slow
 def test_silent_strangers_keep_nobody_out(kind):
     with kind(max_connections=20) as door:
         strangers = [knock(door) for _ in range(60)]
@@ -213,6 +217,7 @@ def test_requests_sent_ahead_wait_for_the_turns_of_others():
         other.wait(["done"])  # all are served
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "values"),
     [
@@ -247,6 +252,7 @@ def test_what_moves_much_waits_until_small_requests_are_served(monkeypatch, verb
         assert served.count("big") == 10
 
 
+@pytest.mark.slow
 def test_small_requests_have_half_of_the_servers_time(monkeypatch):
     with StoreDoor() as door, door.store.clone() as other, contextlib.ExitStack() as inside:
         other.set("big", b"x" * 40_000)

@@ -285,6 +285,7 @@ def test_bytes_that_are_no_object(what):
         decode(BAD[what])
 
 
+@pytest.mark.slow
 def test_changed_and_random_bytes_never_do_worse():
     chance = random.Random(31_337)
     good = [encode(thing) for thing in PLAIN] + [

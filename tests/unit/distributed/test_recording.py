@@ -134,6 +134,7 @@ def test_files_of_a_recorded_run(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_ranks_that_do_the_same_are_one_class():
     def same(rank, n):
         data = np.zeros(1 << 16, np.float32)

@@ -244,6 +244,7 @@ def test_the_timeout_is_the_stores(port, tmp_path):
         found.store.close()
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_not_come(port):
     with pytest.raises(DistStoreError, match="1/2 clients joined"):
         rendezvous(

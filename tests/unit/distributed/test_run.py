@@ -74,6 +74,7 @@ def test_a_function_is_spawned(file, capsys):
     assert (list(sys.argv), list(sys.path), os.environ.get(BACKEND_VARIABLE)) == before
 
 
+@pytest.mark.slow
 def test_options_of_spawn(file, capsys, tmp_path):
     """Without data the tensors stay as they are; the table, the timeline and the recording are
     those of spawn.

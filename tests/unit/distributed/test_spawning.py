@@ -142,6 +142,7 @@ def wrong(collective):
 """
 
 
+@pytest.mark.slow
 def test_an_algorithm_that_is_not_shipped_runs_where_it_serves(tmp_path, monkeypatch):
     def program(rank, world_size, algorithm=None):
         dist.all_reduce(np.ones(4), algorithm=algorithm)

@@ -127,6 +127,7 @@ def test_wrong_values_are_value_errors(store, wrong):
     assert not store.check(["a"])
 
 
+@pytest.mark.slow
 def test_get_of_a_missing_key_times_out(store):
     """ST-02 ST-16: get, wait and multi_get of a missing key wait for the timeout, then raise
     DistStoreError.
@@ -160,6 +161,7 @@ def test_try_get(store):
     assert store.try_get("k") == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", ["get", "wait", "multi_get"])
 def test_waiting_ends_when_another_sets(store, ask):
     """ST-03: who waits goes on as soon as another client sets the key."""
@@ -178,6 +180,7 @@ def test_waiting_ends_when_another_sets(store, ask):
         other.close()
 
 
+@pytest.mark.slow
 def test_wait_needs_all_keys(store):
     """ST-16: wait returns None when all keys exist; its own timeout goes before the store's."""
     store.set("a", "1")
@@ -189,6 +192,7 @@ def test_wait_needs_all_keys(store):
         store.wait(["b", "a"], 0.01)
 
 
+@pytest.mark.slow
 def test_a_timeout_names_the_keys_that_are_missing(store):
     store.multi_set(["here", "too"], ["1", "2"])
     with pytest.raises(DistStoreError, match=r"keys: /(p/)?gone, /(p/)?lost$"):

@@ -270,6 +270,7 @@ def test_waiting_across_processes(path):
     store.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_keeps_the_file_is_waited_for_until_the_timeout(path):
     import fcntl
 

@@ -135,6 +135,7 @@ def test_workers_are_waited_for_and_counted():
             assert worker.num_keys() == 2
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_come():
     """ST-27: DistStoreError with how many joined; without wait_for_workers it returns at once."""
     with pytest.raises(
@@ -311,6 +312,7 @@ def test_a_forked_child_can_use_a_clone_and_ends_nothing(store):
 # Many and much
 
 
+@pytest.mark.slow
 def test_many_clients_at_once(store):
     clients = [store.clone() for _ in range(64)]
 
@@ -590,6 +592,7 @@ def test_requests_may_come_in_pieces_and_in_one_piece(store):
         assert [receive(sock).code for _ in range(50)] == [wire.Status.OK] * 50
 
 
+@pytest.mark.slow
 def test_random_bytes(store):
     store.set("k", "v")
     chance = random.Random(20_260)
@@ -706,6 +709,7 @@ def test_waiting_requests_are_bounded():
         store.set("k", "v")
 
 
+@pytest.mark.slow
 def test_an_old_deadline_does_not_end_a_new_wait(store):
     with introduced(store.port) as sock:
         sock.sendall(encode(wire.StoreRequest(Verb.WAIT, wait_ms=300, keys=("x",))))
@@ -736,6 +740,7 @@ def test_waits_that_ended_early_take_no_memory(store):
     assert server.service._parking._by_key == {}
 
 
+@pytest.mark.slow
 def test_a_deleted_key_is_waited_for_again(store):
     with store.clone() as other:
         got = []

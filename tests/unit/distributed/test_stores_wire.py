@@ -69,6 +69,7 @@ def test_random_bytes_are_malformed_or_a_message():
     assert found > 100
 
 
+@pytest.mark.slow
 def test_a_frame_that_drips_has_one_deadline():
     near, far = socket.socketpair()
     over = threading.Event()

@@ -149,6 +149,7 @@ def rows_of(steps):
     return [np.concatenate(column).tolist() for column in columns]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_copies_in_portions_are_the_same_ones(collective, algorithm, in_place, monkeypatch):

@@ -372,6 +372,7 @@ def test_wrong_lists_and_policies_are_explained(by_hand):
             make()
 
 
+@pytest.mark.slow
 def test_a_thousand_flaps(play, by_hand):
     plan = by_hand(2, [[(0, 1, 1)]], sizes=MEGA)
     flaps = [LinkShare("gpu0 -> switch", 0, at_fs=(1 + 2 * k) * US, for_fs=US) for k in range(1000)]

@@ -188,6 +188,7 @@ def test_more_than_the_arrays_can_number_is_refused_with_the_way_out(monkeypatch
         )
 
 
+@pytest.mark.slow
 @compiled
 def test_compiling_is_announced_once(capsys):
     import numba
@@ -232,6 +233,7 @@ def test_steps_that_come_back_have_their_routes(monkeypatch, rows):
     ]
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_exist():
     with pytest.raises(ConfigError, match="engine 'quick' is not known; valid: auto, fast, simpy"):
         emulate(ring(4), crossbar(4, "1 GB/s"), engine="quick")
@@ -239,6 +241,7 @@ def test_an_engine_that_does_not_exist():
         emulate(ring(4), crossbar(4, "1 GB/s"), engine=None)
 
 
+@pytest.mark.slow
 def test_little_work_is_done_without_the_compiled_loops():
     how = "only 24 messages; step by step, in numpy"
     result = emulate(ring(4), crossbar(4, "1 GB/s"))
@@ -311,6 +314,7 @@ def test_little_work_is_done_in_one_way_whatever_is_loaded():
     ]
 
 
+@pytest.mark.slow
 @compiled
 def test_what_the_fast_engine_does_not_know_goes_to_the_reference_with_the_reason():
     net, told = crossbar(4, "1 GB/s"), []

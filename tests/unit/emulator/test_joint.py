@@ -82,6 +82,7 @@ def test_partners_follow_one_another():
     assert partners(LEADER).tolist() == [-1, 3, 4, 5, -1, -1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not COMPILED, reason="needs numba")
 @pytest.mark.parametrize("depth", [0, 4])
 @pytest.mark.parametrize(("algorithm", "nodes"), [("nvls", 1), ("nvls_tree", 3), ("switch", 1)])

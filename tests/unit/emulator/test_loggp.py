@@ -52,6 +52,7 @@ def back_to_back(k, flow, o, latency, r, depth):
     return [(1 + i // depth) * (flow + latency) + i % depth * slowest + r for i in range(k)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("o", "size", "r", "depth"),
     [

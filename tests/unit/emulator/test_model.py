@@ -35,6 +35,7 @@ def test_remaining_bytes():
     assert model.remaining_bytes(1e6, 50 * GBps, 10 * US) == 5e5
 
 
+@pytest.mark.slow
 @given(st.integers(1, 10**18), st.lists(st.integers(1, 10**18), min_size=1, max_size=8))
 def test_water_level_is_the_highest_that_fits(capacity, limits):
     level = model.water_level(capacity, limits)

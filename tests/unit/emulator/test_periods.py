@@ -177,6 +177,7 @@ class OneStepCompared(PeriodicSteps):
         return later_fs if same else None
 
 
+@pytest.mark.slow
 def test_a_step_that_recurs_is_no_period():
     case = pairs_beside_a_chain(800)
     every, hasty = outcome(*case), OneStepCompared(case[0])

@@ -242,6 +242,7 @@ def test_links_carry_what_crosses_them():
     assert result.link_bytes().sum() == 1_000_000
 
 
+@pytest.mark.slow
 def test_a_straggler_delays_those_that_wait_for_it():
     program = Program(
         4,

@@ -272,6 +272,7 @@ def test_the_reference_engine_refuses_a_quotient():
         emulate(ring(), RAILS, data="none", engine="simpy", quotient=True)
 
 
+@pytest.mark.slow
 def test_many_equal_steps_are_folded_without_being_asked():
     # On the same links.
     two_rings = simcoll.schedule("all_reduce", "ring", nranks=320, channels=2, in_place=True)

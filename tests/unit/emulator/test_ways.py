@@ -141,6 +141,7 @@ def test_why_an_added_engine_does_not_play_is_told(monkeypatch):
         emulate(tree, crossbar(8, "50 GB/s"), engine="formule")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"quotient": True}, {"engine": "fast"}, {"engine": "simpy"}])
 def test_a_program_is_played_by_the_same_loop(how):
     if how.get("engine") == "fast" and not COMPILED:

@@ -23,6 +23,7 @@ def test_all_algorithms_there_and_back(nranks, in_place):
     assert len(trips(nranks, in_place=in_place).made) > (30 if nranks > 2 else 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [2, 4])
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
 def test_channels_and_pieces(algorithm, channels):

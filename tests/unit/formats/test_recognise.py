@@ -116,6 +116,7 @@ def samples():
     return {name: content for content, name in MARKS} | {recognise(seed): seed for seed in seeds}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TITLES)
 def test_every_kind_is_recognised_and_what_is_no_algorithm_refused_by_its_title(kind, samples):
     content = samples[kind]

@@ -75,6 +75,7 @@ def test_every_format_is_written_or_only_read(each):
     assert (each.endings == ()) == (each.write is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     argvalues=[each for each in FORMATS if each.name not in ONLY_READ], **NAMED
 )

@@ -138,6 +138,7 @@ def test_what_is_no_calibration_is_refused(text, says):
     assert "mine.toml" in str(refused.value)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_only_our_error_comes_out(data):
     for content in (data, HEAD.encode() + data):

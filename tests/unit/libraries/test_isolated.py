@@ -69,6 +69,7 @@ def test_a_schedule_that_comes_again_takes_the_time_of_all_its_messages(algorith
         assert alone_fs(plan, topology) == all_messages.time_fs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTLY_JOINED)
 def test_a_stand_in_takes_the_predicted_time(name):
     topology = load_topology(name)
@@ -106,6 +107,7 @@ def test_calibration_and_launcher_are_part_of_the_time():
     assert alone_fs(plan, topology) == predicted.time_fs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [8, 4096, 1_000_004])
 @pytest.mark.parametrize("name", ["dgx-h100", "azure-nc-a100-v4", "mi300x"])
 def test_a_rank_program_takes_the_predicted_time(name, nbytes):

@@ -84,6 +84,7 @@ def test_forced_trees_take_the_time_of_the_formula(name, nodes, protocol):
     assert by_events >= 8
 
 
+@pytest.mark.slow
 def test_gpus_without_a_link_send_through_the_memory_of_one_between_them():
     # The host would take 19 times the bound: 6 GB/s between its sockets.
     mesh = simcoll.load_topology("dgx-1v")
@@ -140,6 +141,7 @@ def test_rings_that_carry_less_than_nccls_are_not_played():
         assert (found.timed_by, "rings found" in found.note) == ("formula", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [5, 6])
 def test_some_gpus_of_a_mesh_send_over_each_other_too(ranks):
     # Links of GPUs that take no part do not count; over the host an all_to_all of 6 GPUs would take
@@ -244,6 +246,7 @@ def test_a_machine_without_numbers_runs_a_plain_algorithm_of_every_collective(ki
     simcoll.verify(schedule)  # raises where it is wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [range(256), range(16), range(0, 256, 16)])
 def test_collectives_use_all_axes_of_a_torus_in_both_directions(ranks):
     """Twice the axes times the 45 GB/s of a link, less the hops; a ring has 45 GB/s."""

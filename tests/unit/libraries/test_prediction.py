@@ -157,6 +157,7 @@ def test_a_network_that_reduces_is_left_out_and_said():
     assert not formula_time("all_reduce", 2**30, alone).algorithm.startswith("nvls")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nics", "algbw"),
     [("", 110), (",NCCL_IB_HCA=mlx5_0,mlx5_2,mlx5_4,mlx5_6", 80)],
@@ -262,6 +263,7 @@ def test_sizes_may_come_from_numpy():
     assert predict("all_reduce", np.int64(8), H100) == predict("all_reduce", 8, H100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "published_GBps"),
     [("rtx-pro-6000-switch", 40.1), ("rtx-pro-6000-direct", 22.2)],

@@ -82,6 +82,7 @@ def test_without_gpudirect_data_passes_the_memory_of_the_host(machine, part):
     assert staged == pytest.approx(whole * part, rel=0.06)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
@@ -115,6 +116,7 @@ def test_a_topology_with_ethernet_alone_is_timed():
     assert LARGE * 15 / 8 / prediction.time_us / 1000 < 2 * 8 * 3
 
 
+@pytest.mark.slow
 def test_without_peer_access_data_goes_through_host_memory():
     machine = machine_under("perlmutter-a100", 1, "NCCL_P2P_DISABLE=1")
     assert (machine.inside, machine.domains) == ("host", 1)
@@ -136,6 +138,7 @@ def test_only_sockets_are_left_without_peers_host_memory_and_nics():
     assert (machine.domain_ranks, machine.fabric) == ((1, 1), "socket")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["all_reduce", "all_to_all", "send_recv", "broadcast"])
 def test_a_small_buffer_or_slow_links_never_make_a_call_quicker(collective):
     topology = load_topology("dgx-a100", nodes=2)
@@ -224,6 +227,7 @@ def test_old_numbers_of_levels():
     assert read_transports({"NCCL_P2P_LEVEL": "3"}) == read_transports({"NCCL_P2P_LEVEL": "PHB"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "variables", "share", "bottleneck"),
     [

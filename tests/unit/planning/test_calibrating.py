@@ -83,6 +83,7 @@ def test_a_table_that_says_otherwise_is_followed(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_several_collectives_share_the_machine_s_numbers(tmp_path):
     machine, names = load_topology("dgx-h100"), ("all_reduce", "all_gather")
     shortest_fs = min(formula(name, machine)(SIZES[5:6], Calibration())[0] for name in names)

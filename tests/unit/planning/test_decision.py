@@ -104,6 +104,7 @@ def test_a_speed_is_not_turned_by_prices():
     assert changes == pytest.approx({"step of A": 0.25, "step of B": -0.2})
 
 
+@pytest.mark.slow
 def test_sensitivities_are_what_the_changed_input_gives(tmp_path):
     (tmp_path / "plan.toml").write_text(PLAN)
     point = load_space(tmp_path / "plan.toml").points(1)[0]

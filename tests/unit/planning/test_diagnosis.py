@@ -311,6 +311,7 @@ FACTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variables", "facts", "cause"), FACTS)
 def test_a_cause_that_the_log_names(variables, facts, cause):
     lines = [RunFact(kind, value, 7) for kind, value in facts]
@@ -512,6 +513,7 @@ def test_every_cause_says_what_to_do():
         assert cause.after_log
 
 
+@pytest.mark.slow
 def test_a_log_is_not_asked_for_what_it_shows():
     fact = RunFact("network", "Socket", 4)
     sound = setting_on("dgx-a100", facts=[fact], sizes=(2**20, 2**26, 2**30))

@@ -188,6 +188,7 @@ def test_draws_are_the_formula_of_their_words(monkeypatch):
         assert found == pytest.approx([max(1, each) for each in expected], rel=1e-12, abs=1)
 
 
+@pytest.mark.slow
 def test_where_the_time_goes_adds_up():
     causes = (
         Cause("gpu", 40_000, shape=0.7, nodes=1, repair_us=50_000, repair_shape=1.5),

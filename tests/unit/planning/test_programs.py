@@ -64,6 +64,7 @@ def columns(path):
     return list(csv.DictReader(Path(path).read_text().splitlines()))
 
 
+@pytest.mark.slow
 def test_perf_times_a_program_and_writes_its_files(capsys):
     assert (
         main(

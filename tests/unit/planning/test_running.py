@@ -42,6 +42,7 @@ def test_data_is_checked_once_for_an_algorithm():
     assert {row.result.wrong for row in table} == {None}
 
 
+@pytest.mark.slow
 def test_the_first_size_waits_for_the_check_of_its_best_run_alone(monkeypatch):
     events = []
 
@@ -97,6 +98,7 @@ def table():
     return table_of(wanted, prepare(wanted, MACHINE))
 
 
+@pytest.mark.slow
 def test_a_table_is_a_sequence(table):
     assert len(table) == 8
     assert [row.size_bytes for row in table] == [1 << 10] * 4 + [1 << 20] * 4

@@ -488,6 +488,7 @@ def test_toml_is_read_as_written(tmp_path):
     assert design_from(tomllib.loads(toml_text(document))).hash == design_from(document).hash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [

@@ -156,6 +156,7 @@ def test_ranges_of_a_default():
 FILES = ["dgx-h100", "dgx-a100", "perlmutter-a100"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_tuner_file_for_nccl(tmp_path, monkeypatch, capsys, name):
     """NCCL's own choices are as good as any other on these machines."""
@@ -520,6 +521,7 @@ def test_a_gain_over_the_default_of_a_library():
 SEGMENT = 1 << 19
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "size", "steps", "bytes_one_after_the_other"),
     [

@@ -34,6 +34,7 @@ PIPELINES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "params"), PIPELINES)
 def test_it_says_what_the_full_proof_says(kind, name, params):
     schedule = simcoll.schedule(kind, name, nranks=4, **params)

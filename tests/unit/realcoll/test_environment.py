@@ -186,6 +186,7 @@ def test_launch_gives_each_process_its_rank_and_lets_them_meet(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_processes_meet_through_a_file(tmp_path):
     path = tmp_path / "meet"
     jobs = [

@@ -85,6 +85,7 @@ def test_the_process_with_the_server_is_told_last(seats, monkeypatch):
     assert told == [2, 1, 0]
 
 
+@pytest.mark.slow
 def test_who_does_not_come_is_missing_and_too_late_afterwards(seats):
     first = seats[0].meet("a", b"", 0.2)
     assert (first.missing, first.late) == ((1, 2), False)
@@ -92,6 +93,7 @@ def test_who_does_not_come_is_missing_and_too_late_afterwards(seats):
     assert (later.late, later.values) == (True, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_death_ends_a_meeting_at_once_and_is_named(seats, victim):
     rest = [seat for seat in seats if seat.process != victim]
@@ -192,6 +194,7 @@ def test_strangers_and_rubbish_are_sent_away(seats):
     } == {()}
 
 
+@pytest.mark.slow
 def test_no_server_is_a_clear_error_that_names_rank_0():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

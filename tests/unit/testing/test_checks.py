@@ -34,6 +34,7 @@ def my_all_reduce(n):
     return Schedule("mine", layout, lambda: iter(steps))
 
 
+@pytest.mark.slow
 def test_what_is_right_passes():
     assert_implements(my_all_reduce(3))
     assert_implements(
@@ -123,6 +124,7 @@ def test_a_wrong_average_fails(monkeypatch):
         )
 
 
+@pytest.mark.slow
 def test_schedules_of_switches_pass(emulator):
     switch = simcoll.schedule("all_reduce", "switch", nranks=4)
     assert_implements(switch)

@@ -184,6 +184,7 @@ def test_a_detour_goes_through_scratch():
     verify(longer)
 
 
+@pytest.mark.slow
 def test_only_one_operand_of_a_fold_takes_a_detour():
     schedule = simcoll.schedule("all_reduce", "recursive_multiplying", nranks=4)
     for at in range(len(list(schedule.steps()))):

@@ -222,6 +222,7 @@ def test_bad_ranks_kinds_and_groups():
         from_networkx(graph)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), n=st.integers(2, 9))
 def test_random_graphs_route_as_networkx_does(data, n):

@@ -144,6 +144,7 @@ def test_broken_files_give_one_error(content, data):
         return
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["convert", "dgx-h100", "one.graphml"]) == 0

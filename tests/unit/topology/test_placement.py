@@ -197,6 +197,7 @@ def test_a_false_symmetry_is_refused():
     assert is_symmetry(topology, np.array([1, 0, 2, 3, 4]))
 
 
+@pytest.mark.slow
 def test_the_largest_pod_is_exact_by_orbit():
     # TPU v4, 16 x 16 x 16: 4095 shares over six links of 45 GB/s.
     cut = all_gather_cut(load_topology("tpu-v4"))

@@ -86,6 +86,7 @@ def test_the_mean_of_gradients_divided_too_early():
         on_ranks(body)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 def test_inputs_may_be_read_and_not_written():
     def reads(rank, world_size):
@@ -357,6 +358,7 @@ def test_a_tensor_in_flight_may_take_other_memory():
     assert on_ranks(body).returns == ([2.0] * 4,) * 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_operators_without_a_schema_are_watched():
     """FlexAttention is of higher order; a pipeline calls it while its receives are in flight."""

@@ -136,6 +136,7 @@ def test_streams_and_events_order_what_the_program_does_not_wait_for(gpu):
     assert step_time(gpu, step)[0] == pytest.approx(max(REDUCE, PRODUCT) + PRODUCT, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_tensor_parallel_block_is_the_sum_of_its_parts(gpu):
     rows, width, hidden = 512, 1024, 4096
 
@@ -157,6 +158,7 @@ def test_a_tensor_parallel_block_is_the_sum_of_its_parts(gpu):
     assert step_time(gpu, step)[0] == pytest.approx(products + relu + reduce + add, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_sharded_layers_are_gathered_while_the_one_before_computes(gpu):
     width, layers, rows = 512, 4, 4096
 

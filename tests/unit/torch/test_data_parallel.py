@@ -13,6 +13,7 @@ backend = Deferred("simcoll.torch")
 pytestmark = needs_torch
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no gradient was written to:UserWarning")
 @pytest.mark.parametrize(("cast", "reduced"), [("bfloat16", "bfloat16"), ("float16", "float32")])
 def test_mixed_precision_has_gradients_from_the_second_step_on(cast, reduced):

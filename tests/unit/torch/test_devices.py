@@ -92,6 +92,7 @@ def test_groups_take_options_of_nccl():
     assert getattr(dist, "ProcessGroupNCCL", None) is before
 
 
+@pytest.mark.slow
 def test_groups_keep_their_device():
     def body(rank, _world_size):
         world, device = dist.group.WORLD, torch.device("cuda", rank)
@@ -169,6 +170,7 @@ def test_groups_are_split():
     assert on_gpus(body) == ((2.0, None), (4.0, None), (2.0, [2]), (4.0, [3]))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*was never waited for:UserWarning")
 def test_fsdp1_synchronizes_and_offloads_modules():
     def body(rank, _world_size):
@@ -261,6 +263,7 @@ def test_generators_of_gpus_out_of_step_are_told():
     assert on_gpus(body, 2) == ((None, "Generator desync detected:"),) * 2
 
 
+@pytest.mark.slow
 def test_a_mesh_selects_the_gpu_of_a_process_that_has_selected_none():
     """As PyTorch documents for ``init_device_mesh``: by LOCAL_RANK, else by the rank."""
 

@@ -26,6 +26,7 @@ def on_gpus(body, nprocs=4):
     return backend.spawn(program, nprocs, cuda_is_cpu=True).returns
 
 
+@pytest.mark.slow
 def test_shards_differ_and_replicas_are_equal():
     def body(rank):
         mesh = tensor.init_device_mesh("cuda", (2, 2))
@@ -111,6 +112,7 @@ def test_different_seeds_of_a_mesh_are_a_finding(same):
     assert any("with different seeds" in line for line in result.findings) != same
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*unequally often:UserWarning")
 def test_shards_that_are_drawn_unequally_often_are_a_finding():
     """A rank redraws the values of its shard until none is outside the bounds."""
@@ -131,6 +133,7 @@ def test_shards_that_are_drawn_unequally_often_are_a_finding():
     assert any("unequally often" in line for line in result.findings)
 
 
+@pytest.mark.slow
 def test_ranks_that_pytorch_plays_in_one_draw_the_same_numbers():
     """``LocalTensorMode`` has every shard of a rank program, and the same ones at a later draw; the
     first draw takes the seed of rank 0.

@@ -58,6 +58,7 @@ def test_the_last_line_of_pytorch_is_told_where_it_raises():
     assert "torch/nn/modules/activation.py" in said
 
 
+@pytest.mark.slow
 def test_exceptions_that_are_no_errors_end_the_run_too():
     class Stop(BaseException):
         pass

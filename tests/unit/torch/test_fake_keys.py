@@ -159,6 +159,7 @@ def test_calls_of_an_equal_key_take_the_time_that_each_would_take(monkeypatch):
     assert 50 < kernels[-1][0] < len(kernels) - 50
 
 
+@pytest.mark.slow
 def test_parts_of_tensors_with_symbolic_sizes_are_told_apart():
     """Their storage has a symbolic size, which has no hash; PyTorch exports models by them."""
 

@@ -52,6 +52,7 @@ def _facts(value, source, mode):
     )
 
 
+@pytest.mark.slow
 def test_results_are_those_of_pytorch():
     outside = results()
     inside = backend.spawn(lambda *_: results(), 1).returns[0]

@@ -199,6 +199,7 @@ def test_operators_of_a_module_are_each_ranks_own(played):
     assert not hasattr(torch.ops.shape_of_a_framework, "twice")
 
 
+@pytest.mark.slow
 def test_operators_of_a_shared_module_outlive_the_run(played, monkeypatch):
     """The module stays loaded, and a later run or program uses them."""
     script = """

@@ -131,6 +131,7 @@ def test_the_parts_are_copied_before_and_after():
     )
 
 
+@pytest.mark.slow
 def test_costs_by_which_dtensor_chooses_know_the_gpus_of_a_node():
     """PyTorch's own: 87.7 GB/s inside a host, 0.22 of that between hosts."""
 

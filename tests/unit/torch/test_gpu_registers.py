@@ -50,6 +50,7 @@ OPERATORS = """
 """
 
 
+@pytest.mark.slow
 def test_kernels_for_cuda_alone_serve_simulated_gpus(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(textwrap.dedent(OPERATORS))

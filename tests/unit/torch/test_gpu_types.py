@@ -68,6 +68,7 @@ def inputs_of(operator, dtype):
     return torch.round, scores, {"decimals": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     "operator",

@@ -156,6 +156,7 @@ def test_monitored_barriers_under_every_name_and_without_patience():
     on_ranks(body, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_sparse_tensors_are_summed():
     def body(rank, world_size):

@@ -122,6 +122,7 @@ def usual():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("usual")
 def test_a_run_in_a_program_raises_it_and_leaves_the_handler():
     def body(rank, _world_size):

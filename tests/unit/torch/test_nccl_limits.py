@@ -140,6 +140,7 @@ def test_a_tensor_made_of_one_on_a_gpu_is_there():
     assert findings(body) == ()
 
 
+@pytest.mark.slow
 def test_two_ranks_on_one_gpu():
     def body(rank):
         dist.all_reduce(torch.ones(2, device="cuda:0"))
@@ -162,6 +163,7 @@ def of_bound_groups(device_of, place_of):
     return backend.spawn(program, 2, cuda_is_cpu=True).findings
 
 
+@pytest.mark.slow
 def test_a_group_is_bound_to_its_device():
     assert of_bound_groups(int, int) == ()
     said = of_bound_groups(int, lambda _: 0)
@@ -174,6 +176,7 @@ def test_a_group_is_bound_to_its_device():
     assert "test_nccl_limits.py:" in said
 
 
+@pytest.mark.slow
 def test_programs_as_nccl_wants_them_have_no_findings():
     def body(rank):
         x = torch.ones(4, 4, device="cuda")

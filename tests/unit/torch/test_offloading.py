@@ -206,6 +206,7 @@ def test_a_gradient_on_the_host_is_a_copy():
     assert run(body).returns[0] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pinned", [True, False])
 def test_saved_tensors_go_to_the_host_and_come_back(pinned):
     def body(rank, world_size, offloads):
@@ -262,6 +263,7 @@ def test_offload_of_fully_shard_takes_copies_and_a_step_on_the_host():
     assert offloaded.host_peak_bytes[0] >= 2 * shard
 
 
+@pytest.mark.slow
 def test_fully_shard_offloads_no_parameters_that_are_on_gpus():
     def body(rank, world_size):
         dist.init_process_group("nccl")

@@ -86,6 +86,7 @@ def attend(shape, way, **options):
     return prepare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "products"), [("forward", 1), ("backward", 2.5)])
 def test_causal_attention_takes_half_of_the_products(gpu, way, products):
     shape = Shape()
@@ -125,6 +126,7 @@ def window(batch, head, query, key):
     return (query >= key) & (query - key < 128)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_blocks_outside_a_window_are_skipped(gpu):
     shape = Shape(tokens=2048)
@@ -139,6 +141,7 @@ def test_blocks_outside_a_window_are_skipped(gpu):
     assert seconds == pytest.approx(shape.seconds * (16 + 15) / 256, rel=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_mask_that_reads_fake_tensors_counts_whole(gpu):
     shape = Shape()
@@ -175,6 +178,7 @@ def test_a_grouped_product_is_the_sum_of_its_groups(gpu):
     assert any("sizes of groups are unknown on fake tensors" in finding for finding in findings)
 
 
+@pytest.mark.slow
 def test_experts_without_tokens_take_no_time(gpu):
     def program(rank, world_size):
         rows = torch.ones(512, 256, dtype=torch.bfloat16)
@@ -316,6 +320,7 @@ def test_large_operators_hide_the_host(launching):
     assert seconds_of(launching, prepare)[0] == pytest.approx(10e-6 + 10 * product, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_views_launch_nothing(launching):
     def prepare():
         x = torch.empty(16, 16)
@@ -341,6 +346,7 @@ def training(optimizer, layers=3):
     return prepare
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_launches_says_so(launching):
     _, result = step_time(launching, lambda _rank: training("SGD")(), algorithm="ring")
     assert result.launches.startswith("launch-bound: the GPU of rank ")
@@ -364,6 +370,7 @@ def test_one_operator_updates_all_parameters(launching):
 # Kernels of a GPU
 
 
+@pytest.mark.slow
 def test_an_rms_norm_is_one_kernel_each_way(gpu):
     rows, width = 4096, 1024
 

@@ -54,6 +54,7 @@ def test_each_rank_has_its_own_profile(tmp_path):
         assert groups == (["0", "1", "0"] if rank < 2 else ["0", "0"])
 
 
+@pytest.mark.slow
 def test_profiles_with_a_schedule_and_of_a_backward_pass():
     kept = []
 

@@ -38,6 +38,7 @@ def test_what_goes_past_process_groups_is_refused(words):
         backend.spawn(program, 2, cuda_is_cpu=True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:.*deprecated:FutureWarning", "ignore:torch.compile has no effect"
 )

@@ -132,6 +132,7 @@ def test_tensors_keep_what_they_are():
     ]
 
 
+@pytest.mark.slow
 def test_references():
     def body():
         x = rpc.remote("worker1", torch.add, args=(torch.ones(2), 3))
@@ -321,6 +322,7 @@ def test_workers_start_again():
     assert backend.spawn(program, 2).returns == ([10, 10], [11, 11])
 
 
+@pytest.mark.slow
 def test_a_script_calls_the_functions_of_the_other_ranks_copy(tmp_path, monkeypatch, capsys):
     script = """
 import os
@@ -412,6 +414,7 @@ def test_gradients_through_calls():
     torch.testing.assert_close(gradients, list(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_a_distributed_optimizer(name):

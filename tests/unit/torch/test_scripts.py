@@ -241,6 +241,7 @@ HOOK = """
 """
 
 
+@pytest.mark.slow
 def test_gradients_are_sent_in_bfloat16(script, capsys):
     status, out, err = script(capsys, HOOK, options=("-n", "2"))
     assert status == 0, err
@@ -547,6 +548,7 @@ def test_the_command_runs_modules(capsys):
     assert out.count("Beautiful is better than ugly.") == 2
 
 
+@pytest.mark.slow
 def test_each_rank_imports_the_package_of_its_module(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -602,6 +604,7 @@ def test_a_script_that_imports_pipelines_steps_them_on_fake_tensors(tmp_path):
     assert done.stdout.count("has stepped") == 4
 
 
+@pytest.mark.slow
 def test_ranks_have_their_own_modules(tmp_path, monkeypatch):
     (tmp_path / "counting").mkdir()
     (tmp_path / "counting" / "__init__.py").write_text(

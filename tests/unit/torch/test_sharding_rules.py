@@ -186,6 +186,7 @@ def test_optimizers_on_lists_of_strided_shards():
     assert backend.spawn(program, 4).returns == (True,) * 4
 
 
+@pytest.mark.slow
 def test_collections_of_garbage_look_through_what_the_run_has_made():
     """Not through PyTorch's modules, which are as before after the run."""
     frozen_before = gc.get_freeze_count()

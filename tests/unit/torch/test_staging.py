@@ -70,6 +70,7 @@ def test_a_stager_in_the_background_leaves_the_program_free():
     assert done >= BYTES / PCIE
 
 
+@pytest.mark.slow
 def test_a_saved_checkpoint_is_copied_from_the_gpu(tmp_path):
     def body():
         dist.init_process_group("cpu:gloo,cuda:nccl")

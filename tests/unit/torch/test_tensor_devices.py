@@ -124,6 +124,7 @@ LOCATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("location", "x", "host"), LOCATIONS)
 def test_a_file_is_loaded_where_map_location_says(location, x, host):
     def body():
@@ -199,6 +200,7 @@ def test_saved_meshes_are_those_of_any_program():
     assert on_both(body) == (["cuda:1", "cuda:1"], False)
 
 
+@pytest.mark.slow
 def test_tensors_of_ranks_that_one_plays_are_on_the_gpu_of_their_mesh():
     from torch.distributed._local_tensor import LocalTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -241,6 +243,7 @@ def test_a_group_of_parameters_of_fully_shard_may_be_given_a_gpu():
     assert on_both(body) == (["cuda:1"], (4, 4))
 
 
+@pytest.mark.slow
 def test_a_loss_in_parallel_makes_distributed_tensors_inside_operators():
     def body():
         mesh = device_mesh.init_device_mesh("cuda", (2,))

@@ -44,6 +44,7 @@ ON_THE_HOST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ON_THE_HOST)
 def test_what_names_no_device_is_on_the_host(kind):
     assert on_gpu_1(lambda: str(ON_THE_HOST[kind]().device)) == "cpu"
@@ -74,6 +75,7 @@ class Ones:
         return torch.ones(2)
 
 
+@pytest.mark.slow
 def test_batches_from_processes_are_on_the_host():
     def body():
         return str(next(iter(data.DataLoader(Ones(), batch_size=2, num_workers=1))).device)

@@ -145,6 +145,7 @@ def test_ddp_training_with_no_sync_and_unused_parameters():
         )
 
 
+@pytest.mark.slow
 def test_ddp_sends_parameters_and_buffers_of_rank_0():
     def body(rank, world_size):
         torch.manual_seed(rank)
@@ -727,6 +728,7 @@ def test_a_hang_is_found():
         on_ranks(lambda rank, _: dist.barrier() if rank != 1 else None, 3)
 
 
+@pytest.mark.slow
 def test_a_hang_in_a_backward_pass_is_found():
     def body(rank, world_size):
         model = nn.parallel.DistributedDataParallel(network())
@@ -796,6 +798,7 @@ def test_one_run_at_a_time_and_only_inside():
 # The process
 
 
+@pytest.mark.slow
 def test_ranks_start_as_torch_does_it():
     def program(rank, world_size, store):
         assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(world_size))
@@ -894,6 +897,7 @@ def test_options_choose_the_algorithm():
     assert [schedule.partition("(")[0] for schedule in schedules] == ["ring", "rabenseifner"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*will be deprecated:UserWarning")
 def test_the_time_estimator():
     def body(rank, world_size):
@@ -942,6 +946,7 @@ def test_ranks_have_their_numbers_under_every_name(name):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*was never waited for:UserWarning")
 def test_gradients_of_uneven_inputs_are_means_over_the_ranks_that_have_some():
     def program(rank, world_size):

@@ -304,6 +304,7 @@ NEWER = {
 """What a run refuses of PyTorch 2.14."""
 
 
+@pytest.mark.slow
 def test_every_method_of_a_group_answers_or_is_refused_by_name():
     def body(rank, world_size):
         dist.init_process_group("gloo")
@@ -314,6 +315,7 @@ def test_every_method_of_a_group_answers_or_is_refused_by_name():
         assert refused - NEWER == {"_register_on_completion_hook", "merge_remote_group"}
 
 
+@pytest.mark.slow
 def test_every_method_of_a_backend_answers_or_is_refused_by_name():
     def body(rank, world_size):
         dist.init_process_group("gloo")

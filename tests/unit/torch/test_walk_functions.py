@@ -219,6 +219,7 @@ def test_the_walk_has_every_function():
     assert names - NEWER - FUNCTIONS.keys() == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shows_gpus", [False, True])
 def test_functions_answer_as_gloo_does(shows_gpus):
     def body(rank, world_size):

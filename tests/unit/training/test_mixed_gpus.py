@@ -41,6 +41,7 @@ def test_fewer_layers_on_the_slower_stage_are_faster():
     assert uneven < 0.8 * even
 
 
+@pytest.mark.slow
 def test_memory_peak_and_power_count_each_kind():
     mixed = design_of({"8-15": "a100-40"})
     assert mixed.memory_limit == 40335 * 2**20  # as CUDA reports the capacity

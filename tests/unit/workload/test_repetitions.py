@@ -135,6 +135,7 @@ def test_steps_take_the_time_of_all_layers_and_micro_batches(
             assert ("recur" in few.path) == recurs
 
 
+@pytest.mark.slow
 def test_a_hash_of_all_messages_needs_all_turns(any_size, monkeypatch):
     step = step_of(tp=8, shard="parameters", micro_batch=4)
     few, every = play_both(step.workload, step.alone, monkeypatch, hashed=True)

@@ -34,6 +34,7 @@ def bytes_by_pair(plan):
     return +sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("machine", "changes", "kind", "size"), CALLS)
 @pytest.mark.parametrize("factor", [Fraction(1), Fraction(1, 3), Fraction(2)])
 def test_a_link_carries_the_bytes_of_its_pairs_on_the_wire(

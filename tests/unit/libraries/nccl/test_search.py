@@ -112,6 +112,7 @@ def with_nics_apart(host):
     return HostTree((first, replace(second, devices=nics), replace(second, number=2, devices=gpus)))
 
 
+@pytest.mark.slow
 def test_nics_of_a_socket_that_nccl_sees_twice_are_unused():
     """NCCL 2.30.7, built for x86, on the file of a machine with two Grace CPUs, two hosts.
 
@@ -194,6 +195,7 @@ def test_networks_may_be_kept_out_of_a_host(l40s):
     assert (graphs.nodes, ring.speed_inside, ring.path_inside) == (1, 20, "SYS")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "channels", "speed", "path"),
     [
