@@ -196,5 +196,5 @@ def _assign(key: tuple[_Owner, str], value: Any) -> None:
         vars(owner)[name] = value
 
 
-def _give_class(module: Any, cls: type[ModuleType]) -> None:
-    module.__class__ = cls
+def _give_class(module: ModuleType, cls: type[ModuleType]) -> None:
+    ModuleType.__setattr__(module, "__class__", cls)  # not the watched class's own, in Python

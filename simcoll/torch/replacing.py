@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from simcoll.torch.rank_threads import current_thread_or_none
@@ -32,17 +32,22 @@ def by_signature(standard: Any, substitute: Callable[..., Any]) -> Callable[...,
     """A substitute that takes the arguments of a standard function, by position or by name, and
     uses those that it names itself.
     """
-    try:
-        signature = inspect.signature(standard)
-    except ValueError:  # written in C++
-        return substitute
-    parameters = inspect.signature(substitute).parameters
-    takes_all = any(
-        parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters.values()
-    )
+
+    @functools.cache  # at the first call: most functions that a run replaces are never called
+    def signatures() -> tuple[inspect.Signature | None, Mapping[str, inspect.Parameter], bool]:
+        parameters = inspect.signature(substitute).parameters
+        kinds = {parameter.kind for parameter in parameters.values()}
+        try:
+            signature = inspect.signature(standard)
+        except ValueError:  # written in C++
+            signature = None
+        return signature, parameters, inspect.Parameter.VAR_POSITIONAL in kinds
 
     @functools.wraps(substitute)
     def function(*args: Any, **kwargs: Any) -> Any:
+        signature, parameters, takes_all = signatures()
+        if signature is None:
+            return substitute(*args, **kwargs)
         arguments = signature.bind(*args, **kwargs)
         if takes_all:
             return substitute(*arguments.args, **arguments.kwargs)

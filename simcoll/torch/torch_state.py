@@ -287,7 +287,7 @@ def _take_the_run(undo: contextlib.ExitStack) -> None:
 
 def _prepare(undo: contextlib.ExitStack, modules: OwnModules | None, cuda: str | None) -> None:
     """Change what programs call."""
-    if not gc.get_freeze_count():
+    if not _program_freezes():
         # A collection of garbage would look through all of PyTorch's modules, in 0.2 s.
         gc.freeze()
         undo.callback(gc.unfreeze)
@@ -337,6 +337,14 @@ def _prepare(undo: contextlib.ExitStack, modules: OwnModules | None, cuda: str |
         _replace_all(undo, modules.replacements())
         _replace_all(undo, register_replacements(undo, modules))
     _change_torch(undo)
+
+
+@functools.cache  # asked once: to count 300,000 frozen objects takes 10 ms
+def _program_freezes() -> bool:
+    """Whether the program had frozen objects before its first run; the end of a run would unfreeze
+    them.
+    """
+    return gc.get_freeze_count() > 0
 
 
 def _change_torch(undo: contextlib.ExitStack) -> None:

@@ -157,6 +157,7 @@ def test_a_file_in_place_serves_where_the_place_is_free(folder):
         simcoll.schedule("all_reduce", "ring.json", nranks=4, in_place=True)
 
 
+@pytest.mark.slow
 def test_perf_show_verify_and_convert_take_them(folder, capsys):
     assert (
         main(

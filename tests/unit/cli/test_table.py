@@ -136,6 +136,7 @@ def test_ctrl_c_keeps_what_is_done(folder, capsys, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_lines_of_a_table_come_one_by_one(folder, capsys, monkeypatch):
     """When a size is played, those before it have been printed."""
     seen = []

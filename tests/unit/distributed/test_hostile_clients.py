@@ -169,6 +169,7 @@ def test_thousands_of_clients(kind):
         assert door.works()
 
 
+@pytest.mark.slow
 def test_a_client_killed_in_the_middle(door):
     script = (
         "import os, signal, socket, struct, sys\n"

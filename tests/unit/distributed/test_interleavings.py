@@ -267,6 +267,7 @@ def test_all_orders_of_a_small_program_are_played():
     assert 2 <= result.orders < 100
 
 
+@pytest.mark.slow
 def test_a_race_names_the_lines_and_needs_few_deviations():
     with pytest.raises(RaceError) as caught:
         dist.spawn(lost_update, RANKS, interleavings="exhaustive 200")

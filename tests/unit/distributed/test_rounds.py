@@ -145,6 +145,7 @@ def callback_in_flight(rank, _n):
     return x[0], y.tolist(), z.tolist(), rank, flight_record()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

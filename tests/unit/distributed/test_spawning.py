@@ -98,6 +98,7 @@ def test_a_late_rank_delays_only_who_needs_it():
     assert dist.spawn(program, 4).returns == (True, True, False, False)
 
 
+@pytest.mark.slow
 def test_choosing_the_algorithm():
     def program(rank, world_size, algorithm=None, group_algorithm=None):
         group = dist.new_group(algorithm=group_algorithm) if group_algorithm else None

@@ -668,6 +668,7 @@ def test_a_client_that_does_not_take_its_answer():
             assert len(until_closed(sock)) < 30 * MIB
 
 
+@pytest.mark.slow
 def test_an_idle_client_where_that_is_limited():
     with master(limits=Limits(idle_s=0.1, request_s=0.2)) as store, introduced(store.port) as sock:
         until_closed(sock)

@@ -217,6 +217,7 @@ def drawn(rank, n):
     return times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 3])
 def test_each_call_draws_its_own_jitter_as_in_a_program_of_the_same_calls(depth):
     protocol = Protocol(

@@ -501,6 +501,7 @@ def test_compiled_functions_share_one_default():
     } == {SOURCES}
 
 
+@pytest.mark.slow
 @compiled
 def test_ctrl_c_waits_for_a_compilation():
     """Lost in LLVM it became a bug report, and a table lost the sizes that were done."""

@@ -222,6 +222,7 @@ def test_rings_of_a_table_take_the_same_time_as_with_every_message(monkeypatch):
     assert len(leaps) > 10
 
 
+@pytest.mark.slow
 def test_steps_of_a_ring_of_racks_recur_after_nine(monkeypatch):
     """A power of two of elements in 72 x 8 chunks of two sizes."""
     for place in ("folding.remembered", "quotient_way"):

@@ -221,6 +221,7 @@ def test_the_command_says_where_it_is_and_how_to_check_it(tmp_path, monkeypatch,
     assert not (tmp_path / "none.json").exists()
 
 
+@pytest.mark.slow
 def test_files_of_the_other_formats_have_certificates(tmp_path, monkeypatch, capsys):
     ring = simcoll.schedule("all_gather", "ring", nranks=2)
     monkeypatch.chdir(tmp_path)

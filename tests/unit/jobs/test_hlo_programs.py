@@ -164,6 +164,7 @@ def test_memory_is_about_that_of_xlas_assignment(name):
     assert 0.99 * peak < memory.peak < 1.08 * peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models.SHAPES)
 def test_flops_of_models_are_6nd_and_attention(name):
     shape = models.SHAPES[name]
@@ -252,6 +253,7 @@ def test_a_compiled_program_needs_only_its_text():
         simcoll.jax.workload(lambda x: x, gpu="h100")
 
 
+@pytest.mark.slow
 def test_the_step_stands_above_the_facts_of_the_module():
     from simcoll.cli.hlo_job import job_lines
 
@@ -282,6 +284,7 @@ def test_a_collective_of_a_tpu_counts_where_it_starts():
     assert {c.opcode for c in started} >= {"all-gather"}
 
 
+@pytest.mark.slow
 def test_flops_of_a_published_step():
     # Products of the model, those that are done again because only q, k and v are kept (the output
     # of attention, and gate and up), and causal attention, forward twice and backward.

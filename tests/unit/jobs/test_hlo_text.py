@@ -518,6 +518,7 @@ def nested(levels, call):
     return module(*last, computations="\n".join([smallest, *texts]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("levels", "call", "message"),
     [

@@ -81,6 +81,7 @@ def test_a_stand_in_takes_the_predicted_time(name):
             )
 
 
+@pytest.mark.slow
 def test_a_call_made_of_sends_is_not_taken_for_another_of_the_same_time(monkeypatch, tmp_path):
     monkeypatch.setenv("SIMCOLL_CACHE_DIR", str(tmp_path))
     topology = load_topology("azure-nd40rs-v2")
@@ -152,6 +153,7 @@ def test_a_workload_names_library_interval_and_assumptions_of_its_calls():
     assert not large.differs
 
 
+@pytest.mark.slow
 def test_a_time_that_shared_links_prolong_differs_from_the_formula_in_both():
     v100 = load_topology("dgx-1v")
     ranks = np.arange(8)

@@ -125,6 +125,7 @@ def test_without_peer_access_data_goes_through_host_memory():
     assert 15 < rate < 24
 
 
+@pytest.mark.slow
 def test_nics_inside_a_host_make_it_several_nodes():
     # NCCL 2.30.7 counts 4 nodes on a DGX A100 with NCCL_P2P_DISABLE=1, and one without NICs inside.
     machine = machine_under("dgx-a100", 1, "NCCL_P2P_DISABLE=1")

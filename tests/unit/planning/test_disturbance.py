@@ -35,6 +35,7 @@ def times(capsys, *argv):
     ]
 
 
+@pytest.mark.slow
 def test_background_takes_its_share_of_a_link(folder, capsys):
     """Two ranks: two steps of half a MiB, at 10 GB/s, and at 7.5 and 5 GB/s where others take a
     quarter and a half.

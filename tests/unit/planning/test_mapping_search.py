@@ -183,6 +183,7 @@ def test_a_plan_without_a_mapping_is_searched(tmp_path, capsys):
     assert main([*search, "--clock", "soon"]) == 2
 
 
+@pytest.mark.slow
 def test_a_search_without_a_fitting_mapping_says_what_it_saw(tmp_path, capsys):
     file = tmp_path / "plan.toml"
     file.write_text(PLAN.partition("[variants]")[0] + '[limits]\nmemory = "1 MiB"\n')

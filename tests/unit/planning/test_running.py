@@ -107,6 +107,7 @@ def test_a_table_is_a_sequence(table):
     assert repr(table) == "<SweepTable: all_reduce on dgx-h100, 8 runs of 2 sizes>"
 
 
+@pytest.mark.slow
 def test_a_table_prints_and_shows_the_best_of_each_size(table):
     lines = [line.split() for line in str(table).splitlines() if line.lstrip()[:1].isdigit()]
     rows = ET.fromstring(table._repr_html_()).findall("tr")

@@ -402,6 +402,7 @@ def test_thread_blocks_keep_their_order():
 # ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_dropped_step_and_every_moved_destination_is_found():
     found, missed = 0, []
     for name in (

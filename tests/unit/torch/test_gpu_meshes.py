@@ -75,6 +75,7 @@ def test_shards_of_another_dimension_have_gloos_values(tmp_path):
         assert names == [name] * len(SHAPES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fake", [False, True])
 def test_gpus_send_each_its_part(fake):
     """A rank of 4 with 8 x 64 of 32 x 64 floats sends three quarters of them, and keeps one."""

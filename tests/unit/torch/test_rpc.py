@@ -166,6 +166,7 @@ def test_references():
     ]
 
 
+@pytest.mark.slow
 def test_a_function_that_answers_later():
     def body():
         arguments = ("worker2", torch.ones(2), 1, 1)

@@ -1005,6 +1005,7 @@ def test_equal_programs_have_equal_traces(tmp_path):
     assert found == [other.stdout.strip()] * 2
 
 
+@pytest.mark.slow
 def test_only_this_part_imports_torch():
     package = Path(simcoll.__file__).parent
     importing = re.compile(r"^ *(import|from) (simcoll\.)?torch\b", re.MULTILINE)
