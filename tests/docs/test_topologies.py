@@ -24,6 +24,7 @@ def test_all_files_are_shipped():
     assert all(shipped_topologies().values())  # each has a description
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_machines_name_their_generation_and_fabric(path):
     topology = simcoll.load_topology(path.stem)
@@ -123,6 +124,7 @@ def test_every_number_has_a_source(path):
     assert list(bare(tomllib.loads(path.read_text()), "$")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_routes_join_their_ends(name):
     """Each route is a chain of links from the source's vertex to the destination's."""

@@ -52,6 +52,7 @@ def test_the_direct_algorithm_serves_every_definition(name):
     assert right(schedule, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_lowered_programs_are_proved_and_checked(name):
     plan = simcoll.bind(shipped(4)[name], 24)

@@ -148,6 +148,7 @@ def test_every_strategy_says_what_counting_says(algorithm, eager):
                 assert verdict(route, wrong) in {None, expected}, (route, str(schedule))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "params", "route"),
     [

@@ -186,6 +186,7 @@ def hierarchical_fs(collective, m, g, vector, pieces=1):
     return emulate(plan, rails, data="none", bound=False).time_fs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", HIERARCHICAL)
 @pytest.mark.parametrize(("m", "g"), BOXES)
 def test_hierarchical_on_rails_takes_its_phases_one_after_the_other(collective, m, g):

@@ -125,6 +125,7 @@ FAT_TREE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("latency", [0, 1])
 @pytest.mark.parametrize(("collective", "algorithm"), FAT_TREE)
 def test_contention_on_a_fat_tree(collective, algorithm, latency):

@@ -17,6 +17,7 @@ from simcoll.topology import crossbar, fat_tree, from_networkx, load_topology, t
 from tests.support.cuts import ORACLES, dgx, dgx1v_without_pcie, hypercube
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORACLES)
 def test_published_ratios(name):
     make, ratio, inside, _ = ORACLES[name]

@@ -149,6 +149,7 @@ def test_a_single_rank_needs_no_time(kind):
     assert lower_bound(kind, crossbar(1, "50 GB/s"), 10**9).time_fs == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "name", ["2-dgx-a100", "fat-tree-4x4-2:1", "torus-3x5", "dgx-1v", "mi300x"]

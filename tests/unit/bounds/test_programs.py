@@ -48,6 +48,7 @@ def test_the_bound_takes_the_program_where_cuts_see_less():
     assert "lengths" in proof.argument
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_never_above_what_routes_can_do(seed):
     graph = nx.gnp_random_graph(6, 0.5, seed=seed, directed=True)

@@ -56,6 +56,7 @@ def test_published_optima_with_reducing_switches(make, bandwidth):
     ) / 1e9 == pytest.approx(bandwidth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_the_proved_bound_is_never_beaten(seed):
     """What trees can do is done by a schedule, so it must not be quicker than what is proved of all

@@ -468,6 +468,7 @@ def test_list(what, expected, capsys):
     assert expected in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "argv", [["--help"], ["-h"], ["--version"], ["run", "--help"], ["perf", "-h"], []]
 )

@@ -157,6 +157,7 @@ def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path, monkeypatch):
         write_files(tmp_path, {"drawn.svg": b"drawn"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     ["run", "sweep", "plan", "goodput", "step", "flight", "graph", "job", "verify", "diff x"],

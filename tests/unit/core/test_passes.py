@@ -326,6 +326,7 @@ def test_first_passes_in_several_threads_agree():
         assert str(simcoll.verify(schedule)).startswith("proved")
 
 
+@pytest.mark.slow
 def test_proofs_and_plans_in_several_threads():
     for _ in range(10):
         schedule = simcoll.schedule("all_reduce", "ring", nranks=6, channels=2)

@@ -157,6 +157,7 @@ def test_times_that_are_refused(text, says):
     assert says in str(error.value)
 
 
+@pytest.mark.slow
 @given(st.integers(0, MAX_INT64))
 def test_a_printed_size_reads_back(size):
     assert parse_size(format_size(size)) == size

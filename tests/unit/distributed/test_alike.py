@@ -40,6 +40,7 @@ def pipeline(rank, world_size):
             dist.send(x, rank - half)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "alike", "topology"),
     [

@@ -27,6 +27,7 @@ def every_call(rank, world_size, make):
     assert objects == [{"rank": other} for other in range(world_size)]
 
 
+@pytest.mark.slow
 def test_fake_arrays_take_the_same_time_as_real_ones():
     real = dist.spawn(
         every_call, 4, args=(lambda shape: np.ones(shape, np.float32),), topology="dgx-h100"

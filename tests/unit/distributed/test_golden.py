@@ -118,6 +118,7 @@ def same(case, got, want):
     return np.allclose(got, want, rtol=close, atol=close)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 def test_tensors(golden, op):
     index, blob = golden

@@ -362,6 +362,7 @@ def test_a_stopped_server_leaves_no_thread_and_no_socket(kind):
         socket.create_connection(address, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize(
     "end", [lambda: os._exit(0), lambda: sys.exit(0), lambda: os.kill(os.getpid(), signal.SIGKILL)]

@@ -149,6 +149,7 @@ def one_after_another(rank, world_size, sizes):
     dist.all_reduce(large, group=inner)
 
 
+@pytest.mark.slow
 def test_what_has_ended_beside_a_group_is_played_again_when_it_joins(counted, monkeypatch):
     machine = crossbar(16, "50 GB/s", "1 us")
     images, every = both(monkeypatch, one_after_another, machine, (2, 2, 4))

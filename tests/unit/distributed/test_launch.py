@@ -299,6 +299,7 @@ def test_an_interrupt_at_any_moment_ends_the_launcher(moment_s):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.slow
 def test_a_second_signal_kills_workers_that_will_not_end(tmp_path):
     script = "trap '' TERM; echo > $0/$RANK; while :; do sleep 1; done"
     signals = []

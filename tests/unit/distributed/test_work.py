@@ -227,6 +227,7 @@ def test_two_groups_share_the_links():
     assert run(program, args=(2,))[1] == 21e-6
 
 
+@pytest.mark.slow
 def test_an_input_that_is_an_output_is_kept_until_its_rank_begins():
     # 1 MiB on each of 8 ranks: in flight there are two buffers of the plan, and no longer the input
     # as it was.

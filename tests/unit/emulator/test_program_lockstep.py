@@ -43,6 +43,7 @@ def outcome(result, *, ends=True):
     return result.time_fs, result.messages, result.bytes_moved, *bounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("protocol", [LAUNCHED, FIFO], ids=["rendezvous", "fifo"])
 @pytest.mark.parametrize("count", [12 * 999, 7])

@@ -143,6 +143,7 @@ def test_the_content_decides_not_the_name(tmp_path):
         load_algorithm(file)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=80), st.integers(0, len(MARKS) - 1), st.integers(0, 100))
 def test_any_bytes_have_a_title(noise, which, at):

@@ -58,6 +58,7 @@ TEXTS = [(name, target) for name in FLOPS for target in ("cpu", "h100", "v5e")]
 TEXTS.remove(("decoder", "v5e"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "target"), TEXTS)
 def test_flops_are_those_of_the_program(name, target):
     assert sum(program(name, target).flops.values()) == FLOPS[name]

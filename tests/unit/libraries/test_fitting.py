@@ -281,6 +281,7 @@ def test_a_rate_of_few_rows_fades_with_the_distance_from_its_row():
     assert half.rate_shares(np.array(sizes, float)).min() > 0.98  # of many times the scatter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["all_reduce", "all_to_all"])
 @pytest.mark.parametrize(("small", "large"), [(0.8, 0.95), (0.9, 1.3), (1.2, 0.7), (2.5, 1.04)])
 def test_times_of_one_choice_grow_with_the_size_where_launch_and_rate_fade(

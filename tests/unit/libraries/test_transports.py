@@ -33,6 +33,7 @@ def machine_under(name, nodes, variables):
 RINGS = "NCCL_ALGO=Ring,NCCL_PROTO=Simple"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "count"), [("mlx5_0", 1), ("mlx5_0,mlx5_1", 2), ("^mlx5_0", 7), ("mlx5", 8)]
 )
@@ -170,6 +171,7 @@ def test_a_diverted_call_says_so_and_has_the_interval_of_its_library():
     assert played == pytest.approx(prediction.time_fs, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_rate_of_sockets_that_are_not_in_use_is_said():
     topology = load_topology("dgx-a100", nodes=2)
     environment = parse_environment("SOCKET_GBPS=10")

@@ -235,6 +235,7 @@ def test_a_cause_without_an_effect_in_the_model_is_named():
     assert first.step == CAUSES["port_error"].repair
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "fact", "cause", "share"),
     [
@@ -535,6 +536,7 @@ def test_times_below_the_bound_have_no_verdict():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "judged"),
     [

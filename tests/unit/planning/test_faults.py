@@ -61,6 +61,7 @@ def test_the_undisturbed_message():
     assert simcoll.emulate(MESSAGE, PAIR).time_fs == WHOLE_FS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_each_fault_by_hand(seed):
     def played(kind, **of):

@@ -290,6 +290,7 @@ def test_no_rule_is_slower_in_measured_tables_of_forced_choices():
     assert compared >= 5
 
 
+@pytest.mark.slow
 def test_what_estimates_of_nccl_prefer_stands_beside_the_default():
     """NCCL's estimates of a tree over NVLink switches leave out most of what it costs to start."""
     # A machine whose PCIe devices are not described, so that NCCL's graphs are unknown.

@@ -67,6 +67,7 @@ def test_everybody_gets_what_everybody_brought(seats):
     assert [set(meeting.values) for meeting in pair] == [{0, 2}] * 2
 
 
+@pytest.mark.slow
 def test_the_process_with_the_server_is_told_last(seats, monkeypatch):
     """It may hold the interpreter from then on, as the start of MPI does, and the server could tell
     nobody else.
@@ -145,6 +146,7 @@ def test_what_may_differ_is_in_the_offer(what, algorithm, dtype, op, ranks):
     assert next(key for key in usual if usual[key] != other[key]) == what
 
 
+@pytest.mark.slow
 def test_a_local_name_is_a_place_to_meet_too(tmp_path):
     address = f"\0realcoll {tmp_path}"
     host = Host(2, address)

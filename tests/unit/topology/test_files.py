@@ -37,6 +37,7 @@ def write(tmp_path, text, name="mine.toml"):
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(shipped_topologies()))
 def test_shipped_topology_loads_and_every_number_has_a_source(name):
     topology = load_topology(name)

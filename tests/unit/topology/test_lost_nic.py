@@ -91,6 +91,7 @@ def test_all_to_all_by_hand():
     assert together(lost) == 6 * NIC_FS + 3 * US
 
 
+@pytest.mark.slow
 def test_a_nic_lost_at_both_ends():
     lost = pair_of_nodes().degrade("box0.nic0", 0).degrade("box1.nic0", 0)
     assert lost.path(0, 4)[3:5] == ["box0.nic1 -> leaf0.rail1", "leaf0.rail1 -> box1.nic1"]

@@ -23,6 +23,7 @@ def plain(tensor):
     return tensor.cpu() if tensor.is_cuda else tensor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool", "complex64"])
 def test_scatter_and_gather(dtype):
     x = torch.arange(42).reshape(6, 7).to(getattr(torch, dtype))

@@ -485,6 +485,7 @@ def test_what_an_axis_exposes_is_what_is_saved_without_it():
     assert result.axes["tp"].exposed_fs >= result.axes["tp"].total_fs
 
 
+@pytest.mark.slow
 def test_a_slow_rank_slows_its_group():
     usual, slow = (
         step(design(nodes=2, tp=8, topology={"slow": ranks}), tier=2, exposed=False).time_fs
