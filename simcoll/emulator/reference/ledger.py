@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -42,17 +41,6 @@ class Observer(Protocol):
         """Report that a transfer was ready, its flow started and ended, and it was done, at these
         times.
         """
-
-
-class _Transfer(NamedTuple):
-    """A completed message with the columns of its row that an observer is told."""
-
-    message: Message
-    src: int
-    dst: int
-    channel: int
-    op: int
-    size_bytes: int
 
 
 class Ledger:
@@ -112,27 +100,30 @@ class Ledger:
 
     def _add(self, step: PlanStep, messages: list[Message], rows: list[int] | None = None) -> None:
         """Account for completed messages: all rows of a step, or some."""
-        self.messages += len(messages)
-        self.time_fs = max(self.time_fs, *(message.done_fs for message in messages))
-        columns = zip(
-            messages,
-            *(
-                (array if rows is None else array[rows]).tolist()
-                for array in (step.src_rank, step.dst_rank, step.channel, step.op, step.size_bytes)
-            ),
-            strict=True,
+        src, dst, channel, op, size_bytes = (
+            (array if rows is None else array[rows]).tolist()
+            for array in (step.src_rank, step.dst_rank, step.channel, step.op, step.size_bytes)
         )
-        for transfer in itertools.starmap(_Transfer, columns):
-            message = transfer.message
-            self.bytes_by_op[transfer.op] += transfer.size_bytes
-            times = message.start_fs, message.end_fs, message.done_fs
-            self._rows.append((message.id, transfer.src, transfer.dst, transfer.size_bytes, *times))
-            if self._observer is not None:
-                self._observer(message.id, step.step, *transfer[1:], message.ready_fs, *times)
+        ids = [message.id for message in messages]
+        times = [
+            [message.start_fs for message in messages],
+            [message.end_fs for message in messages],
+            [message.done_fs for message in messages],
+        ]
+        self.messages += len(messages)
+        self.time_fs = max(self.time_fs, *times[-1])
+        for operation, size in zip(op, size_bytes, strict=True):
+            self.bytes_by_op[operation] += size
+        self._rows += zip(ids, src, dst, size_bytes, *times, strict=True)
+        if self._observer is not None:
+            ready = [message.ready_fs for message in messages]
+            columns = src, dst, channel, op, size_bytes, ready, *times
+            for message, *of_row in zip(ids, *columns, strict=True):
+                self._observer(message, step.step, *of_row)
         if len(self._rows) >= HASH_BATCH:
             self._hash_rows()
         if self.done_fs is not None:
-            self.done_fs[[m.id for m in messages]] = [m.done_fs for m in messages]
+            self.done_fs[ids] = times[-1]
 
     def _hash_rows(self) -> None:
         if self._rows:
