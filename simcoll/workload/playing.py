@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypedDict, cast, get_type_hints
 
 import msgspec
 import numpy as np
@@ -137,8 +137,17 @@ def alone_on(
     return IsolatedTimes(WorkloadPlans(topology, uniform, rules, calibration))
 
 
-_OTHERS = {"classes": int, "path": str, "trace_hash": str, "messages": int}
-_FORM = {"time_fs": int, **_OTHERS}
+class _Counts(TypedDict):
+    """What a cached run has beside its clock."""
+
+    classes: int
+    path: str
+    trace_hash: str
+    messages: int
+
+
+_COUNTS = get_type_hints(_Counts)
+_FORM = {"time_fs": int, **_COUNTS}
 _FORM_WITH_SPANS = {**_FORM, "spans": list}
 MOST_CACHED_SPANS = 1 << 14
 """Up to 1 MB of a run is cached."""
@@ -217,12 +226,12 @@ def _recall_run(key: str, workload: Workload, *, spans: bool) -> WorkloadRun | N
         for row in rows
     ]
     clock = Clock(time_fs, tuple(_in_order(workload, stretches)))
-    return WorkloadRun(clock, **stored)  # type: ignore[arg-type]
+    return WorkloadRun(clock, **cast("_Counts", stored))
 
 
 def _remember_run(key: str, run: WorkloadRun, *, spans: bool) -> None:
     """Cache a run, unless it has many spans."""
-    fields = {"time_fs": run.clock.time_fs, **{name: getattr(run, name) for name in _OTHERS}}
+    fields = {"time_fs": run.clock.time_fs, **{name: getattr(run, name) for name in _COUNTS}}
     if not spans:
         remember(key, fields)
     elif len(run.clock.spans) <= MOST_CACHED_SPANS:

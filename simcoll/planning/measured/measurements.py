@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass, replace
 
+from simcoll.core.collective import KINDS
+from simcoll.core.vocabulary import CollectiveKind
+from simcoll.errors import InternalError
 from simcoll.files.paths import data_folder
 from simcoll.libraries.environment import Environment, parse_environment
 from simcoll.libraries.library import shipped_libraries
@@ -39,7 +42,7 @@ class PublishedTable:
     name: str
     part: str
     system: str
-    collective: str
+    collective: CollectiveKind
     topology: str
     nodes: int
     ranks: int
@@ -89,7 +92,7 @@ def published_tables(*, added: bool = False, later: bool = False) -> tuple[Publi
                 about["table"],
                 about["set"],
                 about["system"],
-                about["collective"],
+                _kind(about["collective"]),
                 about["topology"],
                 int(about["nodes"]),
                 int(about["ranks"]),
@@ -103,3 +106,9 @@ def published_tables(*, added: bool = False, later: bool = False) -> tuple[Publi
             for about in csv.DictReader(stream)
             if about["set"] in parts
         )
+
+
+def _kind(name: str) -> CollectiveKind:
+    if name not in KINDS:
+        raise InternalError(f"measurements/tables.csv: {name!r} is not a collective")
+    return name
