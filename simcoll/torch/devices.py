@@ -315,6 +315,10 @@ class CudaIsCpu(MapsDevices):
 
 
 _OF_MEMORY = ("from_numpy", "frombuffer")
+_STORAGES_OF_MEMORY = {
+    "from_buffer": torch.UntypedStorage.from_buffer,
+    "from_file": torch.UntypedStorage.from_file,
+}
 _MOVES_MODULES = str(Path("nn") / "modules" / "module.py")
 _OFFLOADS_GRADIENTS = str(Path("_fully_shard") / "_fsdp_collectives.py")
 
@@ -706,6 +710,19 @@ def _saved_tensors_hooks(
 
 
 @for_ranks
+def _storage_from_memory(
+    thread: RankThread, standard: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """``torch.UntypedStorage.from_buffer`` and the like, of which tensors are made without an
+    operator: pickled objects, for instance.
+    """
+    storage = standard(*args, **kwargs)
+    places: Places = thread.process.places
+    places.note_storage(storage, HOST)
+    return storage
+
+
+@for_ranks
 def _from_memory(
     thread: RankThread, standard: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
@@ -800,6 +817,10 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (torch, "Generator", _Generator),
         (torch.cuda, "default_generators", GeneratorsOfNode()),
         *((torch, name, _from_memory(getattr(torch, name))) for name in _OF_MEMORY),
+        *(
+            (torch.UntypedStorage, name, staticmethod(_storage_from_memory(standard)))
+            for name, standard in _STORAGES_OF_MEMORY.items()
+        ),
         *(
             (owner, "get_rng_state", _from_memory(torch.get_rng_state))
             for owner in (torch, torch.random)

@@ -921,9 +921,10 @@ class SimcollGroup(DispatchedGroup):
     def _device_types(self) -> list[torch.device]:
         process, cpu = self._thread.process, torch.device("cpu")
         frame = sys._getframe(1)
+        is_for_objects = frame.f_code is _OBJECT_DEVICE
         if frame.f_code in _DEVICE_QUERIES and frame.f_back is not None:
             frame = frame.f_back
-        if process.places is None or not asks_for_program(frame):
+        if process.places is None or not (is_for_objects or asks_for_program(frame)):
             return [cpu]
         return [torch.device("cuda")] if process.nccl_only else [cpu, torch.device("cuda")]
 
@@ -950,6 +951,8 @@ _DEVICE_QUERIES = frozenset(
     for query in (distributed_c10d._get_pg_default_device, distributed_c10d._device_capability)
 )
 """Functions of PyTorch that answer their caller."""
+_OBJECT_DEVICE = inspect.unwrap(distributed_c10d._get_object_coll_device).__code__
+"""The function of PyTorch that says where pickled objects go: to a GPU, if NCCL is all there is."""
 
 
 def _of_one_dtype(

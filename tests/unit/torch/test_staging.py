@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.support.deferred import Deferred, needs_torch
@@ -103,3 +105,35 @@ def test_a_group_tells_programs_its_devices(name, default, kinds):
         return c10d._get_pg_default_device(group).type, c10d._device_capability(group)
 
     assert list(run(body)) == [(default, kinds)]
+
+
+def test_pickled_objects_go_through_the_memory_of_gpus():
+    """Under the name nccl, each rank's object goes to its GPU, and those of both come back; gloo
+    carries them on the host.
+    """
+
+    def body(name):
+        dist.init_process_group(name)
+        gathered = [None, None]
+        begin = backend.emulated_time()
+        dist.all_gather_object(gathered, bytes(BYTES))
+        took = backend.emulated_time() - begin
+        assert gathered == [bytes(BYTES)] * 2
+        return took
+
+    nccl, gloo = (run(partial(body, name), ranks=2)[0] for name in ("nccl", "gloo"))
+    assert 3 * BYTES / PCIE <= nccl - gloo < 4 * BYTES / PCIE
+
+
+def test_storages_of_memory_are_on_the_host(tmp_path):
+    """Tensors are made of them without an operator."""
+    (tmp_path / "numbers").write_bytes(bytes(8))
+
+    def body():
+        memory = torch.UntypedStorage.from_buffer(b"abc", dtype=torch.uint8)
+        of_bytes = torch.ByteTensor(memory)
+        of_file = torch.UntypedStorage.from_file(str(tmp_path / "numbers"), False, 8)
+        return of_bytes.device.type, torch.ByteTensor(of_file).device.type, of_bytes.tolist()
+
+    assert run(body) == (("cpu", "cpu", [97, 98, 99]),)
+    assert torch.UntypedStorage.from_buffer(b"abc", dtype=torch.uint8).tolist() == [97, 98, 99]
