@@ -100,10 +100,13 @@ class Ledger:
 
     def _add(self, step: PlanStep, messages: list[Message], rows: list[int] | None = None) -> None:
         """Account for completed messages: all rows of a step, or some."""
-        src, dst, channel, op, size_bytes = (
-            (array if rows is None else array[rows]).tolist()
-            for array in (step.src_rank, step.dst_rank, step.channel, step.op, step.size_bytes)
-        )
+
+        def column(array: Ints) -> list[int]:
+            selected: list[int] = (array if rows is None else array[rows]).tolist()
+            return selected
+
+        src, dst, channel = column(step.src_rank), column(step.dst_rank), column(step.channel)
+        op, size_bytes = column(step.op), column(step.size_bytes)
         ids = [message.id for message in messages]
         times = [
             [message.start_fs for message in messages],
