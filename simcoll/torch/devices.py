@@ -722,6 +722,17 @@ def _storage_from_memory(
     return storage
 
 
+def _memory_replacements() -> list[tuple[Any, str, Any]]:
+    """Functions that make tensors and storages on memory of the host."""
+    return [
+        *((torch, name, _from_memory(getattr(torch, name))) for name in _OF_MEMORY),
+        *(
+            (torch.UntypedStorage, name, staticmethod(_storage_from_memory(standard)))
+            for name, standard in _STORAGES_OF_MEMORY.items()
+        ),
+    ]
+
+
 @for_ranks
 def _from_memory(
     thread: RankThread, standard: Callable[..., Any], *args: Any, **kwargs: Any
@@ -816,11 +827,7 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         ),
         (torch, "Generator", _Generator),
         (torch.cuda, "default_generators", GeneratorsOfNode()),
-        *((torch, name, _from_memory(getattr(torch, name))) for name in _OF_MEMORY),
-        *(
-            (torch.UntypedStorage, name, staticmethod(_storage_from_memory(standard)))
-            for name, standard in _STORAGES_OF_MEMORY.items()
-        ),
+        *_memory_replacements(),
         *(
             (owner, "get_rng_state", _from_memory(torch.get_rng_state))
             for owner in (torch, torch.random)

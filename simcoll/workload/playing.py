@@ -137,7 +137,7 @@ def alone_on(
     return IsolatedTimes(WorkloadPlans(topology, uniform, rules, calibration))
 
 
-class _Counts(TypedDict):
+class _CachedTotals(TypedDict):
     """What a cached run has beside its clock."""
 
     classes: int
@@ -146,8 +146,8 @@ class _Counts(TypedDict):
     messages: int
 
 
-_COUNTS = get_type_hints(_Counts)
-_FORM = {"time_fs": int, **_COUNTS}
+_TOTALS = get_type_hints(_CachedTotals)
+_FORM = {"time_fs": int, **_TOTALS}
 _FORM_WITH_SPANS = {**_FORM, "spans": list}
 MOST_CACHED_SPANS = 1 << 14
 """Up to 1 MB of a run is cached."""
@@ -226,12 +226,12 @@ def _recall_run(key: str, workload: Workload, *, spans: bool) -> WorkloadRun | N
         for row in rows
     ]
     clock = Clock(time_fs, tuple(_in_order(workload, stretches)))
-    return WorkloadRun(clock, **cast("_Counts", stored))
+    return WorkloadRun(clock, **cast("_CachedTotals", stored))
 
 
 def _remember_run(key: str, run: WorkloadRun, *, spans: bool) -> None:
     """Cache a run, unless it has many spans."""
-    fields = {"time_fs": run.clock.time_fs, **{name: getattr(run, name) for name in _COUNTS}}
+    fields = {"time_fs": run.clock.time_fs, **{name: getattr(run, name) for name in _TOTALS}}
     if not spans:
         remember(key, fields)
     elif len(run.clock.spans) <= MOST_CACHED_SPANS:

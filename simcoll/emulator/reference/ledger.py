@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints
 from simcoll.core.plan import PlanStep
 from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.digest import TraceHash
@@ -101,7 +101,7 @@ class Ledger:
     def _add(self, step: PlanStep, messages: list[Message], rows: list[int] | None = None) -> None:
         """Account for completed messages: all rows of a step, or some."""
 
-        def column(array: Ints) -> list[int]:
+        def column(array: Array) -> list[int]:
             selected: list[int] = (array if rows is None else array[rows]).tolist()
             return selected
 
