@@ -35,9 +35,12 @@ _ASKING = tuple(
         ("distributed", "_shard"),
         ("distributed", "_state_dict_utils.py"),
         ("distributed", "tensor", "_api.py"),
+        ("nn", "parameter.py"),
     )
 )
-"""Files and folders of PyTorch that print tensors, or move them by their devices, for a program."""
+"""Files and folders of PyTorch that print tensors, or make or move them by their devices, for a
+program.
+"""
 _PASSING = (str(Path(TORCH, "utils", "_device.py")), TORCH + "overrides.py")
 """Files with modes that pass calls on."""
 

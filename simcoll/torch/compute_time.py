@@ -34,7 +34,7 @@ from simcoll.torch.cuda_memory import Shortage, fit_shape, out_of_memory, shorta
 from simcoll.torch.fake_keys import UNSEEN
 from simcoll.torch.module_time import ModuleTimes, Times
 from simcoll.torch.operator_work import tensors_of
-from simcoll.torch.places import HOST
+from simcoll.torch.places import HOST, leaves_operators
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks
 from simcoll.torch.roofline import OperatorCosts, operator_name
@@ -104,7 +104,8 @@ class Watched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, count its memory, and enqueue its time."""
-        if not _PLAIN.issuperset(types):  # a tensor made of others, whose operators come here next
+        # A tensor made of others, whose operators come here next.
+        if not (_PLAIN.issuperset(types) or all(map(leaves_operators, types))):
             return self._by_program(func, types, args, kwargs or {})
         if func is _DEVICE_OF and type(args[0]) is FakeTensor:  # half of all; as it answers itself
             of_kernel = args[0].fake_mode.in_kernel_invocation
@@ -492,7 +493,7 @@ def _read_past_dispatcher(
 ) -> Any:
     """A method that reads elements past the dispatcher."""
     flights = thread.process.flights
-    if flights.open and type(tensor) in _PLAIN:
+    if flights.open and leaves_operators(type(tensor)):
         flights.check_access(standard.__name__, tensor, thread.site, writes=False)
     places, name = thread.process.places, standard.__name__
     if places is None:

@@ -28,6 +28,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing import reductions
 from torch.nn.attention import flex_attention
+from torch.nn.parameter import UninitializedBuffer, UninitializedTensorMixin
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map_only
@@ -60,6 +61,8 @@ _CPU = torch.device("cpu")
 _TO_DEVICE = "_move_states_to_device"
 _GETTER = type(torch.Tensor.dtype.__get__)
 _MOVES = (torch.Tensor.to, torch._C._nn._parse_to)
+_FOR_MODULES = (torch._C._nn._parse_to, torch.empty_like)
+"""Calls with the device that a program has given to a method of a module."""
 
 
 def _is_cuda(device: object) -> bool:
@@ -210,11 +213,17 @@ class CudaIsCpu(MapsDevices):
 
     def _means_host(self, func: Any, frame: FrameType) -> bool:
         """Whether a call with the CPU as an object comes from the program, to which tensors on GPUs
-        tell their own device.
+        tell their own device. A module that it makes passes its device on.
         """
-        while func is torch._C._nn._parse_to and frame.f_code.co_filename.endswith(_MOVES_MODULES):
-            frame = frame.f_back or frame
-        return current_thread().process.uses_gpu() and asks_for_program(frame)
+        # Before the program uses a GPU, what has no known place counts as the host's: no move.
+        if func in _MOVES and not current_thread().process.uses_gpu():
+            return False
+        while frame.f_back is not None and (
+            (func in _FOR_MODULES and frame.f_code.co_filename.endswith(_MOVES_MODULES))
+            or _makes_module(frame)
+        ):
+            frame = frame.f_back
+        return asks_for_program(frame)
 
     def _implied_place(self, tensor: torch.Tensor, device: Any, caller: str) -> int | None:
         """The place that a script means by another tensor, or PyTorch by the CPU as an object,
@@ -243,6 +252,10 @@ class CudaIsCpu(MapsDevices):
         """Move a tensor, or what ``call`` makes of it: a copy, if it is elsewhere, as on a GPU. One
         that stays on the host is offloaded if the host is meant ``by_name``.
         """
+        if isinstance(tensor, UninitializedTensorMixin):  # of a lazy module; its data can be copied
+            of_data = None if call is None else lambda: _data(call())
+            moved = self._move(_data(tensor), place, of_data, wait=wait, by_name=by_name)
+            return moved.as_subclass(type(tensor)) if type(tensor) is UninitializedBuffer else moved
         holder = _with_storage(tensor)
         old, to_host = self.places.get(holder), place == HOST
         stays = old == place or (old is None and not to_host)
@@ -320,7 +333,13 @@ _STORAGES_OF_MEMORY = {
     "from_file": torch.UntypedStorage.from_file,
 }
 _MOVES_MODULES = str(Path("nn") / "modules" / "module.py")
+_MODULES = str(Path(torch.nn.__file__).parent)
 _OFFLOADS_GRADIENTS = str(Path("_fully_shard") / "_fsdp_collectives.py")
+
+
+def _data(tensor: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.data
 
 
 def _with_storage(tensor: torch.Tensor) -> torch.Tensor:
@@ -331,6 +350,12 @@ def _with_storage(tensor: torch.Tensor) -> torch.Tensor:
 def _is_asynchronous(args: Any, kwargs: Any) -> bool:
     """Whether a move is to be ``non_blocking``, as an argument that remains or by name."""
     return bool(kwargs.get("non_blocking", any(arg is True for arg in args[:2])))
+
+
+def _makes_module(frame: FrameType) -> bool:
+    """Whether a frame makes one of PyTorch's modules."""
+    code = frame.f_code
+    return code.co_name in {"__init__", "skip_init"} and code.co_filename.startswith(_MODULES)
 
 
 def _caller() -> str:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from simcoll.torch.rank_threads import RankThread
 
-__all__ = ["HOST", "PLAIN", "Places", "has_storage", "place_of"]
+__all__ = ["HOST", "PLAIN", "Places", "has_storage", "leaves_operators", "place_of"]
 
 HOST = -1
 """The place of tensors in host memory; those of GPUs are their numbers."""
@@ -84,10 +84,10 @@ class Places:
         if isinstance(value, (tuple, list)):
             for part in value:
                 self.note(part, place, offloaded=offloaded, pinned=pinned)
+        elif place is not None and has_storage(value):
+            self.note_storage(_storage(value), place, offloaded=offloaded, pinned=pinned)
         elif place is not None and isinstance(value, torch.Tensor) and value.is_sparse:
             self.note((value._indices(), value._values()), place)
-        elif place is not None and has_storage(value):
-            self.note_storage(value.untyped_storage(), place, offloaded=offloaded, pinned=pinned)
 
     def note_storage(
         self, storage: Any, place: int, *, offloaded: bool = False, pinned: bool = False
@@ -119,14 +119,14 @@ class Places:
         """Note that a tensor that was made on the host may be on a GPU now."""
         entry = self._entry(tensor)
         if entry is not None and entry.place == HOST and not entry.offloaded:
-            storage = tensor.untyped_storage()
+            storage = _storage(tensor)
             del self._known[storage._cdata]
             self._count_place(storage, False)
 
     def _entry(self, tensor: Any) -> _StoragePlace | None:
         if not has_storage(tensor):
             return None
-        return self._known.get(tensor.untyped_storage()._cdata)
+        return self._known.get(_storage(tensor)._cdata)
 
     def bytes_on(self, number: int) -> int:
         """The bytes of the live storages that are known to be on a GPU."""
@@ -183,14 +183,36 @@ class Places:
         return on_host and any(entry is not None and entry.offloaded for entry in entries)
 
 
+def leaves_operators(kind: type[Any]) -> bool:
+    """Whether a class of tensors leaves operators to PyTorch, whatever functions it overrides."""
+    standard = torch._C._disabled_torch_dispatch_impl
+    return kind in PLAIN or getattr(kind, "__torch_dispatch__", None) is standard
+
+
 def has_storage(value: Any) -> bool:
     """Whether a value is a tensor with a storage of its own, and none of functorch's wrappers."""
+    kind = type(value)
+    if kind in PLAIN:
+        return _is_dense(value)
+    if not leaves_operators(kind):
+        return False
+    with torch._C.DisableTorchFunctionSubclass():  # the program's class is not to see the questions
+        return _is_dense(value)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
     return (
-        type(value) in PLAIN
-        and value.layout is torch.strided
-        and not value.is_nested
-        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+        tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    if type(tensor) in PLAIN:
+        return tensor.untyped_storage()
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.untyped_storage()
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

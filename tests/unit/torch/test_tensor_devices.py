@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import ClassVar
 
 import pytest
 
@@ -76,6 +77,90 @@ def test_a_device_that_a_tensor_has_told_means_it():
         return names(to_gpu, host.to(x), to_host, x.cpu(), there, torch.zeros(1, device=x.device))
 
     assert on_gpu_1(body) == ["cuda:0", "cuda:0", "cpu", "cpu", "cpu", "cuda:0"]
+
+
+def test_modules_made_for_the_cpu_stay_there_when_a_gpu_is_used():
+    def program(_rank, _world_size):
+        cpu = torch.device("cpu")
+        made = [
+            torch.zeros(2, device=cpu),
+            nn.Linear(2, 2, device=cpu).weight,
+            nn.TransformerEncoderLayer(4, 1, device=cpu).linear1.weight,
+            nn.utils.skip_init(nn.Linear, 2, 2, device=cpu).weight,
+            nn.Linear(2, 2, device="meta").to_empty(device=cpu).weight,
+        ]
+        x = torch.zeros(2, device="cuda")
+        on_gpu = nn.Linear(2, 2, device="meta").to_empty(device=x.device).weight
+        return names(*made, on_gpu, nn.TransformerEncoderLayer(4, 1, device=x.device).norm1.bias)
+
+    run = backend.spawn(program, 1, cuda_is_cpu=True)
+    assert run.returns[0] == ["cpu"] * 5 + ["cuda:0"] * 2
+
+
+@pytest.mark.slow
+def test_lazy_modules_are_where_they_were_moved():
+    def body():
+        def lazy():
+            return nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+
+        host, on_gpu, moved = lazy(), lazy().cuda(), lazy().to("cuda:0", torch.float64)
+        copied, back = nn.Sequential(copy.deepcopy(on_gpu[0])), lazy().cuda().cpu().double()
+        host(torch.ones(2, 5))
+        for layers in (on_gpu, copied):
+            layers(torch.ones(2, 5, device="cuda"))
+        moved(torch.ones(2, 5, device="cuda:0", dtype=torch.float64))
+        back(torch.ones(2, 5, dtype=torch.float64))
+        assert moved[0].weight.dtype == moved[1].running_mean.dtype == torch.float64
+        assert type(on_gpu[0].weight) is nn.Parameter
+        return [
+            {str(each.device) for each in layers.state_dict(keep_vars=True).values()}
+            for layers in (host, on_gpu, copied, moved, back)
+        ]
+
+    assert on_gpu_1(body) == [{"cpu"}, {"cuda:1"}, {"cuda:1"}, {"cuda:0"}, {"cpu"}]
+
+
+def test_classes_of_tensors_without_operators_of_their_own():
+    def body():
+        class Named(torch.Tensor):
+            calls: ClassVar = []
+
+            @classmethod
+            def __torch_function__(cls, func, types, args=(), kwargs=None):
+                cls.calls.append(func.__name__)
+                return super().__torch_function__(func, types, args, kwargs or {})
+
+        class Weight(nn.Parameter):
+            pass
+
+        torch.zeros(1, device="cuda")
+        host = torch.zeros(2).as_subclass(Named)
+        on_gpu = torch.zeros(2, device="cuda:0").as_subclass(Named)
+        weight = Weight(torch.zeros(2))
+        told = names(host, host.data, host + 1, host.cuda(), weight, weight.data, weight.cuda())
+        assert names(on_gpu + 1, on_gpu.data) == ["cuda:0", "cuda:0"]
+        assert type(host.data) is Named
+        Named.calls.clear()
+        assert (host + on_gpu.cpu()).tolist() == [0, 0]
+        assert "untyped_storage" not in Named.calls
+        return told
+
+    host, on_gpu = "cpu", "cuda:1"
+    assert on_gpu_1(body) == [*["cpu"] * 3, "cuda:1", *["cpu"] * 2, "cuda:1"]
+
+
+def test_a_class_of_tensors_in_flight_is_not_read():
+    def program(_rank, _world_size):
+        class Named(torch.Tensor):
+            pass
+
+        dist.init_process_group("nccl")
+        x = torch.zeros(2, device="cuda").as_subclass(Named)
+        dist.all_reduce(x, async_op=True)
+        x.data.add_(1)
+
+    with pytest.raises(RuntimeError, match="writes the output buffer of all_reduce"):
+        backend.spawn(program, 2, cuda_is_cpu=True)
 
 
 def test_modules_gradients_and_optimizers():
