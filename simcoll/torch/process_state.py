@@ -55,6 +55,25 @@ _FUNCTIONAL, _TRACKING = vars(functional), vars(_random)
 class OwnState:
     """A snapshot of the process state."""
 
+    # Close together, as every turn of a rank reads the state of another one anew into the caches.
+    __slots__ = (
+        "_attention",
+        "_changes",
+        "_common",
+        "_dtype",
+        "_filters",
+        "_folder",
+        "_handlers",
+        "_loggers",
+        "_module_hooks",
+        "_own",
+        "_path",
+        "_printing",
+        "_root",
+        "_tracker",
+        "changed_folder",
+        "changed_variables",
+    )
     _root: Sequence[Any]
 
     def __init__(self) -> None:

@@ -154,6 +154,28 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         The line of the program that made its last call in another thread.
     """
 
+    # Close together, as tasks take turns, and each finds its own in memory.
+    __slots__ = (
+        "_body",
+        "_on_end",
+        "deadline_fs",
+        "explicit",
+        "failure",
+        "hangs",
+        "hub",
+        "interrupt",
+        "offers",
+        "order",
+        "outpost_of_call",
+        "owner",
+        "past",
+        "site",
+        "site_of_call",
+        "value",
+        "waited_from_fs",
+        "waiting",
+    )
+
     def __init__(
         self,
         hub: greenlet.greenlet,
