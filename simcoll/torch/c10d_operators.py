@@ -122,18 +122,24 @@ def as_pytorch_calls(
             plain = len(args) == count and not kwargs and type(args[-1]) is kind
             if not plain or not isinstance(args[0], list):
                 args = tuple(first_form(name, form, args, kwargs))
-            if not observed or self.route is not None or not _has_observer(args):
+            if not observed or self.route is not None:
                 return method(self, *args)
-            return self.dispatch(name, args)
+            # That of the run itself is there; most calls have one tensor.
+            beside_run = torch._C._len_torch_dispatch_stack() > 1
+            of_one = count == 2 and len(args[0]) == 1 and type(args[0][0]) in _PLAIN
+            if (beside_run or not of_one) and _has_observer(args, beside_run=beside_run):
+                return self.dispatch(name, args)
+            return method(self, *args)
 
         return call
 
     return decorate
 
 
-def _has_observer(arguments: Iterable[Any]) -> bool:
-    """Whether a dispatch mode of the program, or a tensor subclass, would see a call."""
-    beside_run = torch._C._len_torch_dispatch_stack() > 1  # that of the run itself is there
+def _has_observer(arguments: Iterable[Any], *, beside_run: bool) -> bool:
+    """Whether a dispatch mode of the program, or a tensor subclass, would see a call; there may be
+    modes ``beside_run``, that of the run itself.
+    """
     if not beside_run and _are_plain(arguments):
         return False
     kinds: set[type[Any]] = set()

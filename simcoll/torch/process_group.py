@@ -57,6 +57,10 @@ _STANDARD_TIMEOUTS = {
     "emulator": distributed_c10d.default_pg_timeout,
 }
 """PyTorch's default timeouts of groups, by backend; None for NCCL's in a build without CUDA."""
+_NO_LIMIT = timedelta(milliseconds=-1)
+"""The timeout of options that give none."""
+_FRAMES_TO_CALLER = 3
+"""From :meth:`SimcollGroup._run` to what has called the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,7 @@ class SimcollGroup(DispatchedGroup):
         )
         self._name: str = options.group_id
         self._coalescing: list[RankWork] | None = None
+        self._finished = RankWork(thread, (), [])
         self.hooks = GroupHooks()
         self._limits: NcclLimits | None = None
         self._runs_in_order = process.nccl_only
@@ -173,9 +178,13 @@ class SimcollGroup(DispatchedGroup):
     ) -> RankWork:
         """Call a collective, and wait for it unless the caller wants the Work."""
         waits = opts is not None and not opts.asyncOp and self._coalescing is None
-        process, name = self._thread.process, function.__name__
-        end = self.hooks.begin(name, inputs, results, opts)
-        # Most calls have nothing to check or to watch, and are many.
+        process, name, hooks = self._thread.process, function.__name__, self.hooks
+        # Most calls have nothing to tell, to check or to watch, and are many.
+        end = None
+        if hooks.pre_hooks or hooks.post_hooks:
+            end = hooks.begin(name, inputs, results, opts)
+        else:
+            hooks.operations += 1
         if (
             self._limits is not None
             or process.flights.open
@@ -189,12 +198,20 @@ class SimcollGroup(DispatchedGroup):
             if waits:
                 work.wait()
         else:
-            limit_fs = 0 if opts is None else timeout_fs(opts.timeout)
+            limit = _NO_LIMIT if opts is None else opts.timeout
+            limit_fs = 0 if limit == _NO_LIMIT else timeout_fs(limit)
             kwargs |= {"group": self._handle, "async_op": limit_fs > 0 or not waits}
             call = function if process.places is None else process.stream_races.on_stream(function)
             part = self._thread.carry(_FRAMES_OF_RUN, call, args, kwargs)
             if part is not None or process.places is not None:
                 self._watch(name, part, inputs, results, self._queue)
+            if (
+                part is None
+                and waits
+                and end is None
+                and sys._getframe(_FRAMES_TO_CALLER).f_code in _WAITING
+            ):
+                return self._finished
             work = RankWork(self._thread, () if part is None else (part,), results)
             if part is not None and limit_fs > 0:
                 part.deadline_fs, part.explicit = part.entry.created_fs + limit_fs, True
@@ -202,7 +219,7 @@ class SimcollGroup(DispatchedGroup):
                     work.wait()
         if end is not None:
             end(work)
-        return self._note(work)
+        return work if self._coalescing is None else self._note(work)
 
     def _check(
         self,
@@ -285,7 +302,7 @@ class SimcollGroup(DispatchedGroup):
     @as_pytorch_calls()
     def allreduce(self, tensors: Tensors, opts: Any = None) -> RankWork:
         """Reduce the tensors of all ranks; every rank gets the result."""
-        tensor = _single(tensors, "allreduce")
+        tensor = tensors[0] if len(tensors) == 1 else _single(tensors, "allreduce")
         if tensor.layout is torch.sparse_coo:
             return self._allreduce_sparse(tensor, opts)
         op = reduce_op_of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
@@ -946,6 +963,13 @@ class SimcollGroup(DispatchedGroup):
             self._estimator.equal_splits = True
 
 
+_WAITING = frozenset(
+    inspect.unwrap(getattr(distributed_c10d, name)).__code__
+    for name in ("all_reduce", "broadcast", "reduce", "barrier", "all_gather", "reduce_scatter")
+)
+"""Functions of PyTorch that do nothing with the Work of a call that has waited but wait for it: to
+make one takes as long as a tenth of the call.
+"""
 _DEVICE_QUERIES = frozenset(
     inspect.unwrap(query).__code__
     for query in (distributed_c10d._get_pg_default_device, distributed_c10d._device_capability)

@@ -268,7 +268,8 @@ class RankThread:
         )
         setattr(self.thread, _MARK, self)
         self.over = Waitable(f"the end of thread {self.thread.name!r}")
-        self.starting = self._stopping = False
+        self.starting = False
+        self._stopping: Any = False  # set by another thread, which a narrower type would rule out
         self.awake: Callable[[], None] | None = None
         self.profile: Any = None
         self.task: Task | None = None
@@ -367,7 +368,8 @@ class RankThread:
     def _carry_out(
         self, site: Site, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        asked_from.set(site)
+        if asked_from.get() is not site:  # a loop calls from one line
+            asked_from.set(site)
         device = self.process.device
         if device is not None and device.lead_fs:  # what the program has launched takes its time
             device.pass_time()
@@ -444,10 +446,10 @@ class RankThread:
         """Wait for the baton until a paused job is to go on, or the run ends; run the jobs that
         come before.
         """
-        while not self._is_stopping():
+        while not self._stopping:
             self._turn.acquire()
             job, self._message = self._message, None
-            if self._is_stopping():
+            if self._stopping:
                 break
             if len(self.process.threads) > 1 or not self.main:
                 self._learn_groups()
@@ -460,13 +462,10 @@ class RankThread:
                 self._outside.run(job.run)
             if os.getpid() != self.process.pid:
                 _end_fork(job)
-            if not self._is_stopping():  # else it has been unwound
+            if not self._stopping:  # else it has been unwound
                 self._give_back(job)
         if paused is not None:
             raise _StoppedError
-
-    def _is_stopping(self) -> bool:
-        return self._stopping
 
     def _give_back(self, job: RankJob) -> None:
         """Give the baton to the clock, at the end of a job."""

@@ -115,13 +115,15 @@ def member_of(group: Any, operation: str, depth: int = 3) -> GroupHandle | None:
     ``depth`` is the number of frames from this function to the program's line: 3 if the program
     calls the function that calls this.
     """
-    if group is not None:
+    me = current_rank()
+    process_group = me.default
+    # Most calls, which are many, are on the default group.
+    if (
+        process_group is None
+        or (group is not None and group is not process_group)
+        or me.number in process_group.communicator.destroyed
+    ):
         process_group = _resolve(group)
-    else:  # most calls: without those of default_group
-        me = current_rank()
-        process_group = me.default
-        if process_group is None or me.number in process_group.communicator.destroyed:
-            process_group = default_group()
     if process_group is None:
         warnings.warn(
             f"Running {operation} on global rank {current_rank().number} which does not belong to "

@@ -636,6 +636,40 @@ def test_works_and_futures():
         assert waited == [8.0] * 4
 
 
+def test_the_work_of_a_call_that_has_waited_has_its_result():
+    def body(rank, world_size):
+        group, options = dist.group.WORLD, dist.AllreduceOptions()
+        options.asyncOp = False
+        tensors = [torch.full((2,), float(rank)), torch.full((3,), 1.0)]
+        works = [group.allreduce([tensor], options) for tensor in tensors]
+        return [
+            (work.wait(), work.result()[0] is t) for work, t in zip(works, tensors, strict=True)
+        ]
+
+    assert on_ranks(body).returns == ([(True, True)] * 2,) * SIZE
+
+
+def test_a_repeated_call_runs_few_functions_of_this_package():
+    def body(rank, world_size):
+        x, calls = torch.ones(4), []
+        for _ in range(8):  # until all ranks are handled together
+            dist.all_reduce(x)
+
+        def note(frame, event, _):
+            if event == "call" and "simcoll" in frame.f_code.co_filename:
+                calls.append(frame.f_code.co_qualname)
+
+        if rank == 1:
+            sys.setprofile(note)
+        dist.all_reduce(x)
+        sys.setprofile(None)
+        return calls
+
+    calls = on_ranks(body).returns[1]
+    assert "Round.join" in calls
+    assert len(calls) <= 38, calls
+
+
 # Tensors
 
 
