@@ -145,7 +145,6 @@ def test_classes_of_tensors_without_operators_of_their_own():
         assert "untyped_storage" not in Named.calls
         return told
 
-    host, on_gpu = "cpu", "cuda:1"
     assert on_gpu_1(body) == [*["cpu"] * 3, "cuda:1", *["cpu"] * 2, "cuda:1"]
 
 
