@@ -43,8 +43,25 @@ def by_signature(standard: Any, substitute: Callable[..., Any]) -> Callable[...,
             signature = None
         return signature, parameters, inspect.Parameter.VAR_POSITIONAL in kinds
 
+    @functools.cache  # binding takes longer than most substitutes do
+    def positions(count: int, names: tuple[str, ...]) -> tuple[tuple[str, int], ...] | None:
+        """The parameters that the substitute names and their values' positions, in calls with so
+        many arguments by position and these by name; None where it takes lists of others.
+        """
+        signature, parameters, takes_all = signatures()
+        if signature is None or takes_all:
+            return None
+        numbers = {name: count + number for number, name in enumerate(names)}
+        bound = signature.bind(*range(count), **numbers).arguments
+        chosen = [(name, position) for name, position in bound.items() if name in parameters]
+        return tuple(chosen) if all(type(position) is int for _, position in chosen) else None
+
     @functools.wraps(substitute)
     def function(*args: Any, **kwargs: Any) -> Any:
+        parameters_of_form = positions(len(args), tuple(kwargs))
+        if parameters_of_form is not None:
+            values = (*args, *kwargs.values())
+            return substitute(**{name: values[position] for name, position in parameters_of_form})
         signature, parameters, takes_all = signatures()
         if signature is None:
             return substitute(*args, **kwargs)
