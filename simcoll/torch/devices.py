@@ -8,6 +8,7 @@ Device queries are in :mod:`simcoll.torch.accelerator`.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 import sys
@@ -59,6 +60,12 @@ __all__ = ["CudaIsCpu", "add_nccl_options", "device_replacements"]
 
 _CPU = torch.device("cpu")
 _TO_DEVICE = "_move_states_to_device"
+_OF_SHARDS = "_get_device_from_mesh"
+_SHARDING = (
+    "torch.distributed.fsdp._fully_shard._fully_shard",
+    "torch.distributed._composable.replicate_with_fsdp",
+)
+"""Modules whose functions shard the parameters of a module over a mesh, or copy them."""
 _GETTER = type(torch.Tensor.dtype.__get__)
 _MOVES = (torch.Tensor.to, torch._C._nn._parse_to)
 _FOR_MODULES = (torch._C._nn._parse_to, torch.empty_like)
@@ -567,14 +574,44 @@ def _groups_of(state: Any) -> list[Any]:
 
 
 @for_ranks
+def _device_of_shards(thread: RankThread, standard: Any, mesh: Any) -> torch.device:
+    """The device of the mesh of ``fully_shard``, which PyTorch reads as the CPU."""
+    device: torch.device = standard(mesh)
+    if thread.process.places is not None:
+        thread.process.places.shards_on_gpus = isinstance(mesh._device_type, GpuMeshName)
+    return device
+
+
+@for_ranks
 def _states_to_device(
     thread: RankThread, standard: Any, params: Any, buffers: Any, *args: Any
 ) -> None:
-    """``fully_shard`` moves what a module has to the GPU of its mesh."""
+    """``fully_shard`` moves what a module has to the device of its mesh."""
+    places = thread.process.places
+    if places is None:
+        standard(params, buffers, *args)
+        return
+    tensors = [*params, *buffers]
+    for tensor in tensors:
+        if isinstance(tensor, DTensor) and not tensor.is_meta:
+            _check_mesh(tensor, on_gpus=places.shards_on_gpus)
     standard(params, buffers, *args)
-    if thread.process.places is not None:
-        for tensor in (*params, *buffers):
-            thread.process.places.forget_host(tensor)
+    for tensor in tensors:
+        if places.shards_on_gpus:
+            places.forget_host(tensor)
+        elif places.is_on_gpu(tensor):
+            tensor.data = tensor.cpu()
+
+
+def _check_mesh(tensor: DTensor, *, on_gpus: bool) -> None:
+    """Refuse a distributed tensor on a mesh of another type than that of ``fully_shard``."""
+    of_gpus = isinstance(tensor.device_mesh._device_type, GpuMeshName)
+    if of_gpus != on_gpus:
+        kind, of_shards = ("cuda" if gpus else "cpu" for gpus in (of_gpus, on_gpus))
+        raise ValueError(
+            "Requires DTensor to have mesh of the same type as the FSDP mesh but got "
+            f"{kind} for DTensor and {of_shards} for FSDP"
+        )
 
 
 @for_ranks
@@ -874,13 +911,7 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         ),
         (data_parallel, "__init__", _data_parallel(data_parallel.__init__)),
         (data_parallel, "_pre_forward", _data_parallel_inputs(data_parallel._pre_forward)),
-        (_fsdp_init, _TO_DEVICE, _states_to_device(getattr(_fsdp_init, _TO_DEVICE))),
-        (
-            FSDPState,
-            "_root_pre_forward",
-            _fully_sharded_inputs(FSDPState._root_pre_forward),
-        ),
-        (_fsdp_init, "init_device_mesh", _default_mesh(_fsdp_init.init_device_mesh)),
+        *_sharding_replacements(),
         (torch, "set_default_device", _set_default_device(torch.set_default_device)),
         (data_parallel, "_check_comm_hook", _checked_hook(data_parallel._check_comm_hook)),
         (amp.autocast_mode.autocast, "__init__", _autocast(amp.autocast_mode.autocast.__init__)),
@@ -892,4 +923,17 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
             in_ranks(flex_attention._validate_device, lambda *_: None),
         ),
         (torch, "is_autocast_enabled", _asked_autocast(torch.is_autocast_enabled)),
+    ]
+
+
+def _sharding_replacements() -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of what ``fully_shard`` and ``replicate`` ask for devices."""
+    return [
+        *(
+            (owner, _OF_SHARDS, _device_of_shards(getattr(owner, _OF_SHARDS)))
+            for owner in map(importlib.import_module, _SHARDING)
+        ),
+        (_fsdp_init, _TO_DEVICE, _states_to_device(getattr(_fsdp_init, _TO_DEVICE))),
+        (FSDPState, "_root_pre_forward", _fully_sharded_inputs(FSDPState._root_pre_forward)),
+        (_fsdp_init, "init_device_mesh", _default_mesh(_fsdp_init.init_device_mesh)),
     ]

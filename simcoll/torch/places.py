@@ -58,6 +58,8 @@ class Places:
         The place of what ``torch.Tensor(...)`` makes: that of the default type of tensors.
     registered
         The addresses of what was pinned in place.
+    shards_on_gpus
+        Whether the mesh that ``fully_shard`` was given last is one of GPUs.
     making
         The place of what the call in progress makes; None: that of its inputs.
     """
@@ -75,6 +77,7 @@ class Places:
         self.registered: set[int] = set()
         self.default_device = torch.device("cpu")
         self.of_default_type = HOST
+        self.shards_on_gpus = True
         self.making: int | None = None
 
     def note(

@@ -356,6 +356,37 @@ def test_fully_shard_without_a_mesh_uses_the_gpu_of_its_rank():
 
 
 @pytest.mark.slow
+def test_fully_shard_moves_to_its_mesh_only_what_it_manages():
+    def body():
+        host = device_mesh.init_device_mesh("cpu", (2,))
+        layers = nn.Sequential(nn.Linear(2, 2, device="cuda"), nn.Linear(2, 2))
+        fsdp.fully_shard(layers, mesh=host)
+        partly = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device=torch.device("cpu")))
+        fsdp.fully_shard(partly, ignored_params=set(partly[1].parameters()))
+        return names(*layers.parameters()), names(*partly.parameters())
+
+    assert on_both(body) == (["cpu"] * 4, ["cuda:1"] * 2 + ["cpu"] * 2)
+
+
+@pytest.mark.parametrize(("kind", "other"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_fully_shard_refuses_tensors_of_another_kind_of_mesh(kind, other):
+    def body():
+        shards, tensors = (
+            device_mesh.init_device_mesh(kind, (2, 1), mesh_dim_names=("dp", "tp"))
+            for kind in (other, kind)
+        )
+        layer = nn.Linear(2, 2)
+        parallel.parallelize_module(layer, tensors["tp"], parallel.ColwiseParallel())
+        message = (
+            f"Requires DTensor to have mesh of the same type .* {kind} for DTensor and {other}"
+        )
+        with pytest.raises(ValueError, match=message):
+            fsdp.fully_shard(layer, mesh=shards["dp"])
+        return True
+
+    assert on_both(body)
+
+
 def test_data_parallel_moves_its_inputs():
     def body():
         seen = []
