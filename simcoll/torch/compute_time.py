@@ -141,12 +141,14 @@ class Watched(TorchDispatchMode):
             if shortage is not None:
                 del result  # which the error's frames would keep
                 raise out_of_memory(shortage)
-        if self.races is not None and not collective:
-            self.races.note_operator(func, args, kwargs or {}, result)
-            if not self.root.copying:
-                self.races.check_host(func, args, kwargs or {}, result)
-        if self._runs_on_host(func, args, kwargs or {}, result):
-            return result
+        races = self.races
+        if races is not None and races.process.places is not None:  # with simulated GPUs
+            if not collective:
+                races.note_operator(func, args, kwargs or {}, result)
+                if not self.root.copying:
+                    races.check_host(func, args, kwargs or {}, result)
+            if self._runs_on_host(func, args, kwargs or {}, result):
+                return result
         if self.costs is not None and func is _READ:
             self._add_host_copy(self.costs, args[0])
         elif self.costs is not None and not collective and not self.costs.is_free(func):

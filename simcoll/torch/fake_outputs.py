@@ -15,7 +15,6 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from simcoll.errors import InternalError
-from simcoll.torch.rank_threads import rank_thread_of
 
 __all__ = ["output_replacements"]
 
@@ -79,7 +78,6 @@ class _Outputs:
             or mode.in_kernel_invocation
             or fake_tensor.FakeTensorConfig.debug
             or torch.compiler.is_exporting()
-            or rank_thread_of() is None
         ):
             return self._standard(mode, state, entry, key, *arguments)
         if self._attributes is None:

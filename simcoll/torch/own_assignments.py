@@ -10,6 +10,7 @@ a shared module assigns while it is loaded. A class counts if its module has it 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pickle
@@ -134,8 +135,9 @@ class OwnAssignments:
 
     def note_class(self, cls: type, name: str, author: FrameType) -> None:
         """Note that an attribute of a class is about to change, if ranks share the class."""
-        if current_thread_or_none() is None or not _is_program(author):
-            return  # PyTorch's fake tensors count on their class in every operator
+        # PyTorch's fake tensors count on their class in every operator.
+        if not _is_program(author) or current_thread_or_none() is None:
+            return
         if not self._belongs_to_all(cls):
             return
         # Not __name__ or __bases__, which are the type's.
@@ -176,11 +178,19 @@ def _is_program(author: FrameType) -> bool:
     """Whether a program assigns, perhaps by a function of Python's library such as a mock."""
     frame: FrameType | None = author
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_PYTHON) or any(part in file for part in _PACKAGES):
-            return file.startswith(_PROGRAMS) or not file.startswith(_SHARED_AUTHORS)
+        is_program = _is_file_of_program(frame.f_code.co_filename)
+        if is_program is not None:
+            return is_program
         frame = frame.f_back
     return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_file_of_program(file: str) -> bool | None:
+    """Whether what a file assigns is a program's; None for Python's library, which others call."""
+    if not file.startswith(_PYTHON) or any(part in file for part in _PACKAGES):
+        return file.startswith(_PROGRAMS) or not file.startswith(_SHARED_AUTHORS)
+    return None
 
 
 def _assign(key: tuple[_Owner, str], value: Any) -> None:

@@ -139,7 +139,7 @@ class StreamRaces:
     """
 
     def __init__(self, process: Process) -> None:
-        self._process = process
+        self.process = process
         self.active = self._holds = False
         self._launches = 0
         self._host: Clock = {}
@@ -156,10 +156,10 @@ class StreamRaces:
 
     def current(self) -> Hashable:
         """The current stream."""
-        device, streams = self._process.device, self._process.cuda_streams
+        device, streams = self.process.device, self.process.cuda_streams
         if device is not None:
             return device.current
-        return 0 if streams is None else streams.current.get(self._process.cuda_device, 0)
+        return 0 if streams is None else streams.current.get(self.process.cuda_device, 0)
 
     def tail(self, stream: Hashable) -> Clock:
         """The launches that what is recorded on a stream follows."""
@@ -229,7 +229,7 @@ class StreamRaces:
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Note the accesses of an operator on the current stream."""
-        if self._process.places is None or current_thread_or_none() is None:
+        if self.process.places is None or current_thread_or_none() is None:
             return
         if self.active and _allocates(func):
             for tensor in tree_leaves(result):
@@ -418,7 +418,7 @@ class StreamRaces:
     def _is_on_gpu(self, tensor: Any) -> bool:
         if isinstance(tensor, FakeTensor) or not has_storage(tensor) or tensor.is_meta:
             return False
-        return bool(tensor.numel()) and self._process.places.get(tensor) != HOST
+        return bool(tensor.numel()) and self.process.places.get(tensor) != HOST
 
     def _note(
         self, name: str, accesses: Sequence[tuple[torch.Tensor, bool]], stream: Hashable
@@ -491,7 +491,7 @@ class StreamRaces:
     def _stream_name(self, stream: Hashable) -> str:
         if isinstance(stream, tuple):
             return f"the stream of {stream[0]}"
-        streams = self._process.cuda_streams
+        streams = self.process.cuda_streams
         number = stream if isinstance(stream, int) else streams.number_of(stream, 0)
         return f"stream {number << 4:#x}" if number else "the default stream"
 

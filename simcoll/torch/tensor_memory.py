@@ -17,6 +17,8 @@ __all__ = ["Pool", "TensorMemory", "resizing"]
 
 _SMALL_BYTES = 1 << 20
 """The largest storage in the small pool of CUDA's allocator."""
+_CONTAINERS = frozenset((list, tuple))
+"""Types of the results of operators with several tensors."""
 
 
 class Pool:
@@ -161,8 +163,18 @@ class TensorMemory(RankMemory):
 
     def note(self, result: Any) -> None:
         """Count storages that an operator has created or resized."""
-        for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and _has_bytes(leaf):
+        if isinstance(result, torch.Tensor):
+            leaves: Iterable[Any] = (result,)
+        elif type(result) in _CONTAINERS:  # tree_leaves asks six questions about each tensor
+            leaves = result
+        else:
+            leaves = tree_leaves(result)
+        for leaf in leaves:
+            if type(leaf) in _CONTAINERS:
+                self.note(leaf)
+            elif (
+                isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and _has_bytes(leaf)
+            ):
                 storage = leaf.untyped_storage()
                 address = storage._cdata
                 memory = self.host if self.host.knows(address) else self

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
+import simcoll
 from tests.support.deferred import Deferred, needs_torch
 
 torch = Deferred("torch")
@@ -11,6 +15,7 @@ fake_tensor = Deferred("torch._subclasses.fake_tensor")
 backend = Deferred("simcoll.torch")
 
 pytestmark = needs_torch
+PACKAGE = str(Path(simcoll.__file__).parent)
 
 
 def results():
@@ -101,3 +106,28 @@ def test_ranges_are_seen_by_profiles_and_modes_of_the_program():
         "profiler::_record_function_enter_new",
         "profiler::_record_function_exit._RecordFunction",
     ]
+
+
+def test_a_repeated_operator_runs_few_functions_of_this_package():
+    def body(_rank, _world_size):
+        calls = []
+
+        def note(frame, event, function):
+            if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+                calls.append(frame.f_code.co_qualname)
+            if event == "c_call" and function.__name__ == "getpid":
+                calls.append("getpid")
+
+        with fake_tensor.FakeTensorMode():
+            x = torch.ones(8, 8)
+            sums = [x + x for _ in range(3)]
+            sys.setprofile(note)
+            sums.append(x + x)
+            sys.setprofile(None)
+        return calls
+
+    machine = {"topology": "superpod-h100", "compute": "roofline", "gpu": "h100"}
+    (calls,) = backend.spawn(body, 1, **machine).returns
+    assert "DeviceStream.run" in calls
+    assert len(calls) <= 40, calls
+    assert "getpid" not in calls
