@@ -42,7 +42,7 @@ def test_what_is_gathered_and_freed():
     width, layers = 500, 4
 
     def program(rank, world_size):
-        grid = mesh.init_device_mesh("cpu", (world_size,))
+        grid = mesh.init_device_mesh("cuda", (world_size,))
         with fake.FakeTensorMode():
             model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
             for layer in (*model, model):
