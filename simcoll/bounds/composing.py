@@ -69,7 +69,7 @@ def nodes_alike(topology: Topology) -> Ints:
 def _messages(
     nodes: Ints, inner: Sequence[Tree], steps: Ints, parts: int
 ) -> Iterator[tuple[Ints, Ints, int]]:
-    """Sources and targets of the messages of all rotations, by distance over the nodes and by link
+    """Sources and targets of the messages of all rotations, by distance over the nodes and by tree
     inside them, each with the copies of a part that it carries.
     """
     count = len(nodes)
@@ -80,8 +80,10 @@ def _messages(
             parts * int(steps[step]),
         )
     for tree in inner:
-        for a, b in tree.links:
-            yield nodes[:, a], nodes[:, b], tree.copies * count
+        if tree.links:  # a node may be a single rank
+            parents, children = np.array(tree.links).T
+            src, dst = nodes[:, parents], nodes[:, children]
+            yield src.reshape(-1), dst.reshape(-1), tree.copies * count
 
 
 def ratio_of_turns(
@@ -98,7 +100,8 @@ def ratio_of_turns(
     ranks = np.zeros(len(topology.node_names), np.bool_)
     ranks[topology.rank_nodes] = True
     load = np.zeros(topology.nlinks, np.int64)
-    # One distance at a time: routes of all may take gigabytes, and the first may pass a rank.
+    # One distance or tree at a time: routes of all may take gigabytes, and the first may pass a
+    # rank.
     for src, dst, copies in _messages(nodes, inner, steps, parts):
         ends = (dst, src) if backwards else (src, dst)
         routes = topology.route(*ends).links
