@@ -771,25 +771,12 @@ def _saved_tensors_hooks(
     standard(self, with_devices(pack_hook), with_devices(unpack_hook))
 
 
-@for_ranks
-def _storage_from_memory(
-    thread: RankThread, standard: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    """``torch.UntypedStorage.from_buffer`` and the like, of which tensors are made without an
-    operator: pickled objects, for instance.
-    """
-    storage = standard(*args, **kwargs)
-    places: Places = thread.process.places
-    places.note_storage(storage, HOST)
-    return storage
-
-
 def _memory_replacements() -> list[tuple[Any, str, Any]]:
     """Functions that make tensors and storages on memory of the host."""
     return [
         *((torch, name, _from_memory(getattr(torch, name))) for name in _OF_MEMORY),
         *(
-            (torch.UntypedStorage, name, staticmethod(_storage_from_memory(standard)))
+            (torch.UntypedStorage, name, staticmethod(_from_memory(standard)))
             for name, standard in _STORAGES_OF_MEMORY.items()
         ),
     ]
@@ -799,10 +786,15 @@ def _memory_replacements() -> list[tuple[Any, str, Any]]:
 def _from_memory(
     thread: RankThread, standard: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """A tensor on memory of numpy or Python, which is the host's."""
+    """A tensor or a storage on memory of numpy, Python or a file, which is the host's. Tensors are
+    made of storages without an operator: pickled objects, for instance.
+    """
     result = standard(*args, **kwargs)
-    if thread.process.places is not None:
-        thread.process.places.note(result, HOST)
+    places: Places | None = thread.process.places
+    if places is not None and isinstance(result, torch.UntypedStorage):
+        places.note_storage(result, HOST)
+    elif places is not None:
+        places.note(result, HOST)
     return result
 
 

@@ -82,7 +82,7 @@ def test_a_device_that_a_tensor_has_told_means_it():
 def test_modules_made_for_the_cpu_stay_there_when_a_gpu_is_used():
     def program(_rank, _world_size):
         cpu = torch.device("cpu")
-        made = [
+        on_host = [
             torch.zeros(2, device=cpu),
             nn.Linear(2, 2, device=cpu).weight,
             nn.TransformerEncoderLayer(4, 1, device=cpu).linear1.weight,
@@ -91,7 +91,7 @@ def test_modules_made_for_the_cpu_stay_there_when_a_gpu_is_used():
         ]
         x = torch.zeros(2, device="cuda")
         on_gpu = nn.Linear(2, 2, device="meta").to_empty(device=x.device).weight
-        return names(*made, on_gpu, nn.TransformerEncoderLayer(4, 1, device=x.device).norm1.bias)
+        return names(*on_host, on_gpu, nn.TransformerEncoderLayer(4, 1, device=x.device).norm1.bias)
 
     run = backend.spawn(program, 1, cuda_is_cpu=True)
     assert run.returns[0] == ["cpu"] * 5 + ["cuda:0"] * 2
@@ -113,7 +113,7 @@ def test_lazy_modules_are_where_they_were_moved():
         assert moved[0].weight.dtype == moved[1].running_mean.dtype == torch.float64
         assert type(on_gpu[0].weight) is nn.Parameter
         return [
-            {str(each.device) for each in layers.state_dict(keep_vars=True).values()}
+            {str(tensor.device) for tensor in layers.state_dict(keep_vars=True).values()}
             for layers in (host, on_gpu, copied, moved, back)
         ]
 
@@ -137,13 +137,13 @@ def test_classes_of_tensors_without_operators_of_their_own():
         host = torch.zeros(2).as_subclass(Named)
         on_gpu = torch.zeros(2, device="cuda:0").as_subclass(Named)
         weight = Weight(torch.zeros(2))
-        told = names(host, host.data, host + 1, host.cuda(), weight, weight.data, weight.cuda())
+        devices = names(host, host.data, host + 1, host.cuda(), weight, weight.data, weight.cuda())
         assert names(on_gpu + 1, on_gpu.data) == ["cuda:0", "cuda:0"]
         assert type(host.data) is Named
         Named.calls.clear()
         assert (host + on_gpu.cpu()).tolist() == [0, 0]
         assert "untyped_storage" not in Named.calls
-        return told
+        return devices
 
     assert on_gpu_1(body) == [*["cpu"] * 3, "cuda:1", *["cpu"] * 2, "cuda:1"]
 
