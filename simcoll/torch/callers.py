@@ -41,8 +41,12 @@ _ASKING = tuple(
 """Files and folders of PyTorch that print tensors, or make or move them by their devices, for a
 program.
 """
-_PASSING = (str(Path(TORCH, "utils", "_device.py")), TORCH + "overrides.py")
-"""Files with modes that pass calls on."""
+_PASSING = (
+    str(Path(TORCH, "utils", "_device.py")),
+    TORCH + "overrides.py",
+    TORCH + "_ops.py",
+)
+"""Files with modes, and with operators, that pass calls on."""
 
 
 def is_pytorch(file: str) -> bool:

@@ -42,6 +42,7 @@ from simcoll.torch.shard_exchange import EXCHANGE, exchange_shards
 from simcoll.torch.stream_races import Clock, StreamRaces, end_fs
 from simcoll.torch.tensor_memory import TensorMemory, resizing
 from simcoll.torch.works import POLL
+from simcoll.torch.wrapper_tensors import dispatches_in_program
 
 __all__ = [
     "HostEvent",
@@ -165,7 +166,7 @@ class Watched(TorchDispatchMode):
         if thread is None or thread.process.places is None:
             return NotImplemented
         for cls in types:
-            if cls not in _PLAIN and _dispatches_in_program(cls):
+            if cls not in _PLAIN and dispatches_in_program(cls):
                 with self, thread.process.around():
                     answer = cls.__torch_dispatch__(func, types, args, kwargs)
                 if answer is not NotImplemented:
@@ -311,12 +312,6 @@ def _fit_shape(memory: TensorMemory, func: Any, args: Any, kwargs: Any) -> None:
 def _called_by_torch() -> bool:
     """Whether PyTorch calls a replaced method."""
     return is_pytorch(sys._getframe(3).f_code.co_filename)  # past the replacement
-
-
-def _dispatches_in_program(cls: Any) -> bool:
-    """Whether the program says what a class of tensors makes of operators."""
-    code = getattr(cls.__torch_dispatch__, "__code__", None)
-    return code is not None and is_program(code.co_filename)
 
 
 def _is_composite(func: Any) -> bool:

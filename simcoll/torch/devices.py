@@ -51,10 +51,12 @@ from simcoll.torch.tensor_devices import (
     GpuMeshName,
     MapsDevices,
     device_query,
+    inner_tensor,
     maps_devices,
     tensor_device_replacements,
 )
 from simcoll.torch.tensor_types import place_and_dtype, tensor_type_replacements
+from simcoll.torch.wrapper_tensors import copy_of_wrapper, wrapper_replacements, wraps_in_program
 
 __all__ = ["CudaIsCpu", "add_nccl_options", "device_replacements"]
 
@@ -263,6 +265,11 @@ class CudaIsCpu(MapsDevices):
             of_data = None if call is None else lambda: _data(call())
             moved = self._move(_data(tensor), place, of_data, wait=wait, by_name=by_name)
             return moved.as_subclass(type(tensor)) if type(tensor) is UninitializedBuffer else moved
+        if wraps_in_program(tensor):
+            result = tensor if call is None else call()
+            old = self.places.get(inner_tensor(result))
+            stays = old == place or (old is None and place != HOST)
+            return result if place is None or stays else copy_of_wrapper(result, place)
         holder = _with_storage(tensor)
         old, to_host = self.places.get(holder), place == HOST
         stays = old == place or (old is None and not to_host)
@@ -858,6 +865,7 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         *accelerator_replacements(gpu),
         *tensor_device_replacements(),
         *tensor_type_replacements(),
+        *wrapper_replacements(),
         (_tensor_str, "_str_intern", _print(_tensor_str._str_intern)),
         *(
             (owner, "init_device_mesh", _mesh(device_mesh.init_device_mesh))

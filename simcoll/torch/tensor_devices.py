@@ -34,7 +34,9 @@ __all__ = [
     "MapsDevices",
     "add_locations",
     "device_query",
+    "inner_tensor",
     "maps_devices",
+    "of_gpu_mesh",
     "tensor_device_replacements",
 ]
 
@@ -63,15 +65,15 @@ def _asks(frame: FrameType) -> bool:
     return asks_for_program(frame) and maps_devices()
 
 
-def _inner_tensor(tensor: torch.Tensor) -> torch.Tensor:
+def inner_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that has the memory of a tensor."""
     if isinstance(tensor, DTensor):
-        return _inner_tensor(tensor._local_tensor)
+        return inner_tensor(tensor._local_tensor)
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return _inner_tensor(torch._C._functorch.get_unwrapped(tensor))
+        return inner_tensor(torch._C._functorch.get_unwrapped(tensor))
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
-        return _inner_tensor(getattr(tensor, names[0]))
+        return inner_tensor(getattr(tensor, names[0]))
     if tensor.layout is torch.sparse_coo:
         return tensor._values()
     if tensor.layout is not torch.strided and tensor.layout is not torch.jagged:
@@ -85,15 +87,15 @@ def _device_on(process: Process, tensor: torch.Tensor) -> torch.device:
     of a process that uses one.
     """
     places: Places = process.places
-    inner = tensor if has_storage(tensor) else _inner_tensor(tensor)
+    inner = tensor if has_storage(tensor) else inner_tensor(tensor)
     with torch._C.DisableTorchFunctionSubclass():  # some classes refuse the question
         place = places.of_storage(inner.untyped_storage())
-    if place == HOST or (place is None and not (process.uses_gpu() or _of_gpu_mesh(tensor))):
+    if place == HOST or (place is None and not (process.uses_gpu() or of_gpu_mesh(tensor))):
         return _CPU
     return torch.device("cuda", process.cuda_device if place is None else place)
 
 
-def _of_gpu_mesh(tensor: torch.Tensor) -> bool:
+def of_gpu_mesh(tensor: object) -> bool:
     """Whether a tensor is distributed over GPUs, also where one rank plays all (``LocalTensor``)
     and none is selected.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import pickle
 from typing import ClassVar
@@ -512,6 +513,30 @@ def test_transformed_subclassed_sparse_and_nested_tensors():
         return seen + names(x.as_subclass(Named), x.to_sparse(), nested)
 
     assert on_gpu_1(body) == ["cuda:1"] * 4
+
+
+def test_a_wrapper_of_a_program_moves_what_it_wraps():
+    def body():
+        # Two numbers for each element, in a class of PyTorch's tests.
+        two_tensor = importlib.import_module("torch.testing._internal.two_tensor")
+        pair = two_tensor.TwoTensor(torch.arange(3.0), torch.arange(3.0) + 1)
+        model = nn.Linear(3, 1, bias=False)
+        model.weight = nn.Parameter(two_tensor.TwoTensor(torch.ones(1, 3), torch.ones(1, 3)))
+        on_gpu, on_host = pair.cuda(), copy.deepcopy(model.cuda()).cpu()
+        assert names(pair, on_gpu, on_gpu.b, on_gpu.cuda()) == ["cpu", *["cuda:1"] * 3]
+        assert on_gpu.cuda() is on_gpu
+        assert names(on_gpu.cpu(), on_gpu.to("cpu", torch.float64).a) == ["cpu"] * 2
+        assert names(on_gpu.detach(), model.weight) == ["cuda:1"] * 2
+        assert names(on_host.weight, on_host.weight.b) == ["cpu"] * 2
+        assert names(on_host.cuda().weight) == ["cuda:1"]
+        number = on_gpu.new_tensor(2.0, device="cpu")  # of one class with what it is made from
+        assert number.item() == 2.0
+        loss = (model.weight @ on_gpu).sum()
+        loss.backward()
+        gradient = model.weight.grad
+        return str(gradient.device), gradient.a.tolist(), gradient.b.tolist()
+
+    assert on_gpu_1(body) == ("cuda:1", [[0.0, 1.0, 2.0]], [[1.0, 2.0, 3.0]])
 
 
 def test_without_gpus_tensors_are_on_the_cpu():
