@@ -1,8 +1,10 @@
-"""Kernels that a GPU has and the CPU lacks, under a time model and FakeTensorMode.
+"""Kernels that a GPU has and the CPU lacks.
 
 PyTorch chooses kernels by the device, and all tensors of a run are on the CPU. There it takes apart
 what is one kernel on a GPU: RMS norm, dropout, attention with dropout or with values of another
-width. Optimizers update parameters one by one, where on a GPU one operator updates all.
+width. Optimizers update parameters one by one, where on a GPU one operator updates all. Under a
+time model and FakeTensorMode they are one kernel; RMS norm of a distributed tensor is one operator
+in every run.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from simcoll.torch.attention_work import attention_work
 from simcoll.torch.operator_work import element_bytes
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks
+from simcoll.torch.rms_norms import distributed_rms_norm
 from simcoll.torch.roofline import OperatorCosts
+from simcoll.torch.tensor_devices import of_gpu_mesh
 from simcoll.units import FS_PER_SECOND
 
 __all__ = ["allow_fake_lists", "kernel_replacements"]
@@ -81,8 +85,10 @@ def _rms_norm(
     weight: Any = None,
     eps: Any = None,
 ) -> Any:
+    compute = distributed_rms_norm if of_gpu_mesh(input) else standard
+
     def call() -> Any:
-        return standard(input, normalized_shape, weight, eps)
+        return compute(input, normalized_shape, weight, eps)
 
     costs = _costs_of(thread, input)
     if costs is None:

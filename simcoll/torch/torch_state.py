@@ -88,6 +88,7 @@ from simcoll.torch.rank_threads import (
 )
 from simcoll.torch.refusals import refusals
 from simcoll.torch.replacing import for_ranks, in_ranks
+from simcoll.torch.rms_norms import add_kernel_of_rms_norm
 from simcoll.torch.rpc_calls import rpc_replacements
 from simcoll.torch.sharding_rules import add_sharding_rules
 from simcoll.torch.staging import staging_replacements
@@ -322,6 +323,7 @@ def _prepare(undo: contextlib.ExitStack, modules: OwnModules | None, cuda: str |
         _replace_all(undo, comm_replacements())
         _replace_all(undo, flash_replacements())
         add_kernels(undo)
+        add_kernel_of_rms_norm(undo)
         add_flash_kernels(undo)
         add_kernels_of_types(undo)
         add_nccl_options(undo)
