@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import product
 from typing import Literal, TypeAlias
 
 from simcoll.libraries.nccl.device_graph import DeviceGraph, DeviceLink, Path, Vertex, VertexKind
@@ -103,12 +105,18 @@ class ChannelSearch:
         self.index_of_rank = {rank: index for index, rank in enumerate(self.ranks)}
         self.net_speeds = [net.links[0].free_MBps for net in self.nets]
         self.cards = [(net.port.card, net.port.port) for net in self.nets]
+        self.sharing = [
+            [port for port in range(len(self.nets)) if self.cards[port] == card]
+            for card in self.cards
+        ]
+        self.nearest_gpus = [nearest(net, "gpu")[0] for net in self.nets]
         self.local_gpus = [local_gpu(graph, net, rules) for net in range(len(self.nets))]
         self.routes: dict[tuple[str, int, str, int], ChargedPath] = {}
         self.pcie_links = [_pcie_links(gpu) for gpu in self.gpus]
         self.orders_of_next: dict[_PeerKey, list[tuple[int, tuple[int, int]]]] = {}
         self.port_lists: dict[tuple[int, int], list[int]] = {}
         self.draft = Draft("ring", 1, 1)
+        self.entered: list[tuple[ChargedPath, int, int]] = []  # with their speeds and links
         self.optimum: tuple[int, int] | None = None
         self.best = self.draft
         self.visited = [0]  # for each channel, a bit for each GPU that it has visited
@@ -140,6 +148,42 @@ class ChannelSearch:
             else:
                 pending.append(inner)
         return self.best, clock.steps
+
+    def layout_digest(self) -> str:
+        """A digest of all on which an attempt depends besides its drafts and steps: links by their
+        first use, devices by their place.
+        """
+        links: dict[int, tuple[int, DeviceLink]] = {}
+
+        def place(link: DeviceLink | None) -> int:
+            return -1 if link is None else links.setdefault(id(link), (len(links), link))[0]
+
+        routes: list[tuple[object, ...]] = []
+        # Ports matter only to channels that leave the node.
+        kinds: tuple[VertexKind, ...] = ("gpu", "nvs", "net") if self.between else ("gpu", "nvs")
+        for tail_kind, head_kind in product(kinds, kinds):
+            for tail, start in enumerate(self.graph.of_kind[tail_kind]):
+                for head, path in enumerate(start.paths.get(head_kind, ())):
+                    route = self._route(tail_kind, tail, head_kind, head)
+                    passed = [
+                        (place(link), pcie, place(reverse)) for link, pcie, reverse in route.links
+                    ]
+                    routes.append((tail, head, path.rate_MBps, path.type, route.costs_more, passed))
+            routes.append(())
+        pcie_links = [pair and (place(pair[0]), place(pair[1])) for pair in self.pcie_links]
+        counts = [len(self.graph.of_kind[kind]) for kind in kinds]
+        rates = [link.free_MBps for _, link in links.values()]
+        layout: list[object] = [self.between, self.ranks, counts, routes, pcie_links, rates]
+        if self.between:
+            layout += [
+                self.graph.hosts == 1,
+                [self.cards.index(card) for card in self.cards],
+                [net.port.latency_us for net in self.nets],
+                self.net_speeds,
+                self.local_gpus,
+                [self._preferred_ports([gpu]) for gpu in range(len(self.gpus))],
+            ]
+        return blake2b(repr(layout).encode(), digest_size=32).hexdigest()
 
     def can_leave(self, draft: Draft) -> bool:
         """Whether one channel of this speed at least can leave the node, by some GPU and port."""
@@ -261,24 +305,16 @@ class ChannelSearch:
                 return False
         if not self._follow(route, speed):
             return False
-        draft.hops += len(route.links) * factor
+        hops = len(route.links) * factor
+        draft.hops += hops
+        self.entered.append((route, speed, hops))
         return True
 
-    def _leave(
-        self,
-        tail_kind: VertexKind,
-        tail: int,
-        head_kind: VertexKind,
-        head: int,
-        factor: int = 1,
-        divisor: int = 1,
-    ) -> None:
-        draft = self.draft
-        peer_path = tail_kind != "net" and head_kind != "net"
-        speed = (draft.speed_inside if peer_path else draft.speed_between) * factor // divisor
-        route = self._route(tail_kind, tail, head_kind, head)
+    def _leave(self) -> None:
+        """Go back to where the search last entered a device from."""
+        route, speed, hops = self.entered.pop()
         self._release(route, speed)
-        draft.hops -= len(route.links) * factor
+        self.draft.hops -= hops
 
     # Steps
 
@@ -290,18 +326,18 @@ class ChannelSearch:
             return
         to_first = last if draft.pattern == "ring" else -1
         if draft.pattern == "nvls":
-            yield self._try_gpu(0, -1, to_first, "", clock, None, draft.channels)
+            yield self._try_gpu(0, -1, to_first, "", clock, draft.channels)
             return
         if draft.channels == 0:
-            yield self._try_gpu(0, -1, to_first, "pcie", clock, None, 0)
+            yield self._try_gpu(0, -1, to_first, "pcie", clock, 0)
         else:
             start = self.index_of_rank[draft.orders[draft.channels - 1][0]]
-            yield self._try_gpu(0, -1, to_first, "replay", clock, None, start)
+            yield self._try_gpu(0, -1, to_first, "replay", clock, start)
         if not draft.same_channels or draft.channels == 0:
             for gpu in range(len(self.gpus)):
                 if clock.steps <= 0:
                     return
-                yield self._try_gpu(0, -1, to_first, "", clock, None, gpu)
+                yield self._try_gpu(0, -1, to_first, "", clock, gpu)
 
     def _from_nets(self, to_net: int, clock: _StepBudget) -> Step:
         """Begin a channel at each port in turn."""
@@ -324,19 +360,18 @@ class ChannelSearch:
                 continue
             draft.nics[channel][0] = net
             draft.net_latency_us = self.nets[net].port.latency_us
-            shared = [n for n, card in enumerate(self.cards) if card == self.cards[net]]
-            for n in shared:
+            for n in self.sharing[net]:
                 self.net_speeds[n] -= speed
                 self.state -= speed * self.nets[n].links[0].weight << 64
             if draft.pattern == "nvls":
                 gpu = self.local_gpus[net]
                 heads = [draft.orders[c][0] for c in range(channel)]
                 if channel < len(candidates) and gpu is not None and self.ranks[gpu] not in heads:
-                    yield self._try_gpu(0, to_net, -1, "", clock, net, gpu)
+                    yield from self._try_first(to_net, "", clock, net, gpu)
                     switched_once = True
             else:
                 yield self._from_net(net, to_net, clock)
-            for n in shared:
+            for n in self.sharing[net]:
                 self.net_speeds[n] += speed
                 self.state += speed * self.nets[n].links[0].weight << 64
 
@@ -348,19 +383,27 @@ class ChannelSearch:
         draft, channel = self.draft, self.draft.channels
         if channel > 0 and draft.same_channels:
             start = self.index_of_rank[draft.orders[channel - 1][0]]
-            yield self._try_gpu(0, to_net, -1, "replay", clock, net, start)
+            yield from self._try_first(to_net, "replay", clock, net, start)
             return
         if self._has_trial(channel):
             trial = _StepBudget(PCIE_ORDER_STEPS)
-            yield self._try_gpu(0, to_net, -1, "pcie", trial, net, 0)
+            yield from self._try_first(to_net, "pcie", trial, net, 0)
             if trial.steps == -1:
                 clock.steps = -1
         local = self.local_gpus[net]
         if local is not None:
-            yield self._try_gpu(0, to_net, -1, "", clock, net, local)
-        for gpu in nearest(self.nets[net], "gpu")[0]:
+            yield from self._try_first(to_net, "", clock, net, local)
+        for gpu in self.nearest_gpus[net]:
             if gpu != local:
-                yield self._try_gpu(0, to_net, -1, "", clock, net, gpu)
+                yield from self._try_first(to_net, "", clock, net, gpu)
+
+    def _try_first(
+        self, to_net: int, order: PeerOrder, clock: _StepBudget, net: int, gpu: int
+    ) -> Step:
+        """Go from a port to the first GPU of a channel."""
+        if clock.steps > 0 and self._enter("net", net, "gpu", gpu):
+            yield self._try_gpu(0, to_net, -1, order, clock, gpu)
+            self._leave()
 
     def _try_gpu(
         self,
@@ -369,19 +412,10 @@ class ChannelSearch:
         to_first: int,
         order: PeerOrder,
         clock: _StepBudget,
-        net: int | None,
         gpu: int,
-        tail: int | None = None,
     ) -> Step:
-        """Go on at a GPU, from a port, another GPU, or at the start of a channel."""
+        """Go on at a GPU, unless that was in vain before."""
         if clock.steps <= 0:
-            return
-        origin: tuple[VertexKind, int] | None = None
-        if net is not None:
-            origin = ("net", net)
-        elif tail is not None:
-            origin = ("gpu", tail)
-        if origin is not None and not self._enter(*origin, "gpu", gpu):
             return
         channel = self.draft.channels
         self.visited[channel] ^= 1 << gpu
@@ -392,8 +426,6 @@ class ChannelSearch:
             if clock.steps > 0 and improvements == self.improvements:
                 self.fruitless[key] = steps - clock.steps, hops
         self.visited[channel] ^= 1 << gpu
-        if origin is not None:
-            self._leave(*origin, "gpu", gpu)
 
     def _key(self, gpu: int, step: int, to_net: int, to_first: int, order: PeerOrder) -> _State:
         """Everything on which the rest of the search depends, but the number of links so far."""
@@ -440,12 +472,14 @@ class ChannelSearch:
             for peer in self._next_gpus(gpu, step, to_net, order):
                 if clock.steps <= 0:
                     return
-                yield self._try_gpu(step + 1, to_net, to_first, order, clock, None, peer, gpu)
+                if self._enter("gpu", gpu, "gpu", peer):
+                    yield self._try_gpu(step + 1, to_net, to_first, order, clock, peer)
+                    self._leave()
         elif step == to_first:
             start = self.index_of_rank[draft.orders[draft.channels][0]]
             if self._enter("gpu", gpu, "gpu", start):
                 yield self._at_gpu(start, step + 1, to_net, -1, order, clock)
-                self._leave("gpu", gpu, "gpu", start)
+                self._leave()
         else:
             yield self._at_gpu(gpu, len(self.gpus), -1, -1, order, clock)
 
@@ -500,7 +534,7 @@ class ChannelSearch:
             if self._enter("gpu", gpu, "net", net, 1, divisor):
                 draft.nics[channel][1] = net
                 yield self._at_gpu(gpu, step, next_to_net, to_first, order, clock)
-                self._leave("gpu", gpu, "net", net, 1, divisor)
+                self._leave()
 
     def _may_end(self, net: int, start: int, step: int) -> bool:
         draft, channel = self.draft, self.draft.channels
@@ -516,19 +550,15 @@ class ChannelSearch:
     def _through_switch(self, head: int, clock: _StepBudget) -> Step:
         """Pull from all GPUs through the NVSwitches, and from the head twice."""
         gpus = range(len(self.gpus))
-        passed: list[_Leg] = []
         legs: list[_Leg] = [
             *(("nvs", 0, "gpu", gpu, 2 if gpu == head else 1) for gpu in gpus),
             *(("gpu", gpu, "nvs", 0, 2 if gpu == head else 1) for gpu in gpus),
         ]
-        for leg in legs:
-            if not self._enter(*leg):
-                break
-            passed.append(leg)
-        else:
+        depth = len(self.entered)
+        if all(self._enter(*leg) for leg in legs):
             yield self._at_gpu(head, len(self.gpus), -1, -1, "", clock)
-        for leg in reversed(passed):
-            self._leave(*leg)
+        while len(self.entered) > depth:
+            self._leave()
 
     # Orders
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from simcoll.libraries.nccl.attempts import AttemptMemory
 from simcoll.libraries.nccl.channel_search import ChannelSearch, Draft
 from simcoll.libraries.nccl.device_graph import DeviceGraph, Vertex, VertexKind, device_graph
 from simcoll.libraries.nccl.device_paths import (
@@ -130,6 +131,7 @@ class _GraphSearch:
         self.version = settings.rules.version
         self.capability = devices.capability
         self.channels = ChannelSearch(devices, between=between, rules=settings.rules)
+        self.attempts = AttemptMemory(self.channels)
         generation = max(g for g in _SPEEDS_INSIDE if g <= max(self.capability, 60))
         table = _SPEEDS_BETWEEN if between else _SPEEDS_INSIDE
         self.speeds = [
@@ -254,7 +256,7 @@ class _GraphSearch:
         attempt = (best, *shape, *speeds, draft.cross_nic, tuple(to_gpu), tuple(to_nic))
         if attempt in self.vain:
             return best, self.vain[attempt], steps
-        better, remaining = self.channels.run(draft, best, steps, optimum)
+        better, remaining = self.attempts.run(draft, best, steps, optimum)
         if better is best:
             self.vain[attempt] = remaining
         return better, remaining, steps

@@ -8,12 +8,16 @@ simple trees of some nodes, trees that enter fewer sockets than rings, and trial
 """
 
 import csv
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from simcoll.libraries.library import load_library
+from simcoll.libraries.nccl import attempts
+from simcoll.libraries.nccl import search as nccl_search
+from simcoll.libraries.nccl.channel_search import ChannelSearch
 from simcoll.libraries.nccl.choice import NcclCall, nccl_choice
 from simcoll.libraries.nccl.communicator import CommunicatorFacts, call_channels, nvls_channels
 from simcoll.libraries.nccl.search import search
@@ -22,8 +26,11 @@ from simcoll.topology.capability import compute_capability
 from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 from tests.support.nccl_hosts import RandomHost, random_host, topology_file
 
+VERSIONS = ((2, 27), (2, 28), (2, 29), (2, 30))
 with (Path(__file__).parent / "unseen_hosts.csv").open(encoding="utf-8") as stream:
     ROWS = list(csv.DictReader(line for line in stream if not line.startswith("#")))
+# Of a host all versions in turn: most attempts of their searches are the same, and made once.
+ROWS.sort(key=lambda row: [row[field.name] for field in fields(RandomHost)])
 
 
 def host_of(row):
@@ -77,6 +84,28 @@ def test_graphs_channels_and_choices_are_nccls(row):
             int(words[3]),
         ]
         assert choice.estimate_us == pytest.approx(float(words[4]), rel=2e-5)
+
+
+def test_attempts_that_another_version_made_change_nothing(monkeypatch):
+    counts, run = Counter(), ChannelSearch.run
+
+    def counted(*words):
+        counts["runs"] += 1
+        return run(*words)
+
+    monkeypatch.setattr(ChannelSearch, "run", counted)
+    topology = parse_nccl_xml(topology_file(random_host(9)), nodes=2)
+
+    def searched(version, *caches):
+        for cache in (nccl_search._graphs, nccl_search._domain, *caches):
+            cache.cache_clear()
+        return search(topology, version)
+
+    alone = [searched(version, attempts._searched_layout) for version in VERSIONS]
+    runs_alone = counts.pop("runs")
+    attempts._searched_layout.cache_clear()
+    assert [searched(version) for version in VERSIONS] == alone
+    assert 0 < counts["runs"] <= runs_alone / 2
 
 
 def test_the_file_has_every_version_and_many_hosts():
