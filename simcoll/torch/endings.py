@@ -8,6 +8,7 @@ import traceback
 import warnings
 from pathlib import Path
 
+import torch
 import typing_extensions
 
 from simcoll.distributed.start.results import FINDING
@@ -77,12 +78,13 @@ def _is_ours(frame: traceback.FrameSummary) -> bool:
 
 
 def _only_passes_on(frame: traceback.FrameSummary) -> bool:
-    """Whether a frame imports a module, hands a call to a mode of a run and back, or is a wrapper
-    of what PyTorch calls deprecated.
+    """Whether a frame imports a module, hands a call to a mode of a run or an operator and back, or
+    is a wrapper of what PyTorch calls deprecated.
     """
     return (
         frame.filename.startswith("<frozen")
         or frame.name in {"__torch_function__", "handle_torch_function"}
+        or (frame.name == "__call__" and frame.filename == torch._ops.__file__)
         or frame.filename in _DECORATORS
     )
 
@@ -94,10 +96,13 @@ def _drop_foreign(summary: traceback.TracebackException) -> bool:
     frames = [frame for frame in summary.stack if not _only_passes_on(frame)]
     lines = [frame for frame in frames if not frame.filename.startswith(_FOREIGN)]
     last = frames.index(lines[-1]) if lines else -1
-    # Where PyTorch raises, below a call of the program; not below one of ours.
-    inner = list(itertools.takewhile(lambda frame: not _is_ours(frame), frames[last + 1 :]))
-    if inner and not _is_ours(frames[-1]) and inner[-1].filename.startswith(TORCH):
-        lines.append(inner[-1])
+    inner = frames[last + 1 :]
+    if inner and not _is_ours(summary.stack[-1]):
+        # Where PyTorch raises: below a call of the program, and below what replaces a function of
+        # PyTorch and calls it.
+        above = list(itertools.takewhile(lambda frame: not _is_ours(frame), inner))
+        ends = [inner[-1]] if len(above) == len(inner) else [*above[-1:], inner[-1]]
+        lines += [frame for frame in ends if frame.filename.startswith(TORCH)]
     summary.stack[:] = lines
     notes = getattr(summary, "__notes__", None)
     if notes is not None:  # the report tells these apart

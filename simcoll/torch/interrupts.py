@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import main_thread  # of the process: a rank has its own
 from types import FrameType
 from typing import Any
 
@@ -70,7 +71,7 @@ class Interrupts:
         Python.
         """
         usual = signal.getsignal(signal.SIGINT)
-        if not callable(usual) or threading.current_thread() is not threading.main_thread():
+        if not callable(usual) or threading.current_thread() is not main_thread():
             yield
             return
         leave_to_program()
@@ -107,7 +108,7 @@ class Interrupts:
             yield
         finally:
             self.release()
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is main_thread():
             self._check()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

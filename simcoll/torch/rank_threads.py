@@ -157,6 +157,10 @@ class Process:
         Other process state (:mod:`simcoll.torch.process_state`): the snapshot while another rank
         runs, the generators of ``random`` and ``numpy.random``, and the functions registered with
         ``atexit``.
+    pending_signals
+        What the main thread has yet to handle (:mod:`simcoll.torch.rank_signals`), if anything.
+    wakeup_fd
+        The file to which the numbers of its signals are written, or -1.
     take_turn
         Called by the clock's thread before it hands the baton to one of the rank's threads.
     device, watched
@@ -234,6 +238,8 @@ class Process:
     places: Any = None
     generators: dict[str, Any] = field(default_factory=dict)
     signal_handlers: dict[int, Any] = field(default_factory=dict)
+    pending_signals: Any = None
+    wakeup_fd: int = -1
     at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = field(
         default_factory=list
     )
@@ -363,13 +369,16 @@ class RankThread:
         site = job.task.site_of_call = calling_site(*_NOT_THE_PROGRAM, above=above)
         self._outside, self.task = contextvars.copy_context(), job.task
         try:
-            return job.context.run(self._carry_out, site, function, args, kwargs)
+            value = job.context.run(self._carry_out, site, function, args, kwargs)
         except DistError as error:
             raise getattr(torch.distributed, type(error).__name__)(str(error)) from None
         finally:
             self.task = None
             if self.awake is not None:
                 self.awake()
+        if process.pending_signals is not None and self.main:
+            process.pending_signals.handle(self)
+        return value
 
     def _thread_of_caller(self) -> RankThread:
         """The calling thread, if it is another one of the rank."""

@@ -8,7 +8,6 @@ import importlib
 import io
 import os
 import random
-import signal
 import statistics
 import sys
 import threading
@@ -40,19 +39,14 @@ from simcoll.torch.endings import (
 )
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.process_state import call_exit_functions
-from simcoll.torch.rank_threads import RankThread, current_thread, current_thread_or_none
-from simcoll.torch.replacing import for_ranks
+from simcoll.torch.rank_signals import signal_replacements
+from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.torch_spawning import spawn
 from simcoll.units import counted, format_time
 
 __all__ = ["RankScript", "run_script"]
 
 MAX_FINDINGS = 64
-
-_SIGNALLED = 128
-"""What a shell adds to the number of a signal that ends a process."""
-_IGNORED = frozenset((signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH))
-"""Signals that end no process."""
 
 
 class _NoInput(io.TextIOBase):
@@ -329,47 +323,6 @@ def _report_thread(args: threading.ExceptHookArgs) -> None:
         sys.stderr.write(text_of(args.exc_value, f"[rank{thread.number}] {name}"))
 
 
-def _handler(thread: RankThread, number: int) -> Any:
-    """What a rank's process does at a signal."""
-    default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-    return thread.process.signal_handlers.get(number, default)
-
-
-@for_ranks
-def _set_handler(thread: RankThread, _: Any, signalnum: int, handler: Any) -> Any:
-    """Keep a rank's handler of signals without installing it: those of the system belong to the
-    process's main thread, where no rank runs.
-    """
-    previous = _handler(thread, signalnum)
-    thread.process.signal_handlers[signalnum] = handler
-    return previous
-
-
-@for_ranks
-def _get_handler(thread: RankThread, _: Any, signalnum: int) -> Any:
-    return _handler(thread, signalnum)
-
-
-@for_ranks
-def _kill(thread: RankThread, standard: Any, pid: int, number: int) -> None:
-    """Send a signal, which ends the rank if it is for the process of all ranks, and the rank has no
-    handler.
-    """
-    if pid != os.getpid() or not number:
-        standard(pid, number)
-        return
-    handler = _handler(thread, number)
-    if callable(handler):
-        handler(number, sys._getframe(2))
-    elif handler != signal.SIG_IGN and number not in _IGNORED:
-        thread.leave(_SIGNALLED + number)
-
-
-@for_ranks
-def _raise_signal(_thread: RankThread, _: Any, signalnum: int) -> None:
-    os.kill(os.getpid(), signalnum)
-
-
 def _open(standard: Callable[..., Any], notes: _Notes) -> Callable[..., Any]:
     def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if isinstance(file, (str, os.PathLike)) and set(mode) & set("wx"):
@@ -396,10 +349,7 @@ def _as_script(script: RankScript, file: str, notes: _Notes) -> Iterator[None]:
         (sys, "argv", [file, *script.arguments]),
         (sys, "path", [folder, *sys.path]),
         (sys, "stdin", _NoInput()),
-        (signal, "signal", _set_handler(signal.signal)),
-        (signal, "getsignal", _get_handler(signal.getsignal)),
-        (signal, "raise_signal", _raise_signal(signal.raise_signal)),
-        (os, "kill", _kill(os.kill)),
+        *signal_replacements(),
         (threading, "excepthook", _report_thread),
         (builtins, "open", _open(builtins.open, notes)),
         (io, "open", _open(io.open, notes)),

@@ -20,6 +20,7 @@ import queue
 import select
 import selectors
 import subprocess
+import sys
 import threading
 import time
 import types
@@ -32,6 +33,9 @@ from simcoll.distributed.runtime.tasks import Waitable, wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
 from simcoll.torch.replacing import for_ranks
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = ["OUTSIDE_MARK", "end_threads", "replacements"]
 
@@ -75,7 +79,19 @@ def _wait_in_task(signal: Waitable, timeout_fs: int | None, *, explicit: bool) -
 
 def _wait(thread: RankThread, signal: Waitable, timeout: float | None) -> bool:
     limit = None if timeout is None else round(max(0.0, timeout) * 1e15)
+    while (ring_fs := _until_alarm(thread)) is not None and (limit is None or ring_fs < limit):
+        if thread.call(_wait_in_task, signal, ring_fs, explicit=True):
+            return True
+        limit = None if limit is None else limit - ring_fs
     return bool(thread.call(_wait_in_task, signal, limit, explicit=limit is not None))
+
+
+def _until_alarm(thread: RankThread) -> int | None:
+    """The time until an alarm rings for the main thread of a rank, which interrupts its waits."""
+    pending = thread.process.pending_signals
+    if pending is None or pending.due_fs is None or not thread.main:
+        return None
+    return max(0, int(pending.due_fs) - thread.now_fs())
 
 
 def _alone(thread: RankThread) -> bool:
@@ -236,6 +252,12 @@ def _thread_join(standard: Callable[..., None]) -> Callable[..., None]:
     return join
 
 
+@for_ranks
+def _main_thread(thread: RankThread, _: Any) -> threading.Thread:
+    """The main thread of a rank: asyncio, for example, handles signals and makes its loop there."""
+    return next(member.thread for member in thread.process.threads if member.main)
+
+
 def _simple_queue(standard: type) -> Callable[[], Any]:
     def simple_queue() -> Any:
         if current_thread_or_none() is None:
@@ -271,7 +293,11 @@ def _sleep(thread: RankThread, _: Any, seconds: float) -> None:
 def _pass(thread: RankThread, seconds: float) -> None:
     """Let simulated time pass."""
     if thread.main:
-        thread.call(ours.compute, float(seconds))
+        left_fs = round(seconds * 1e15)
+        while (ring_fs := _until_alarm(thread)) is not None and ring_fs < left_fs:
+            thread.call(ours.compute, ring_fs / 1e15)
+            left_fs -= ring_fs
+        thread.call(ours.compute, left_fs / 1e15)
     else:  # the rank's program may end meanwhile, and the run with it
         _wait(thread, _Signal("the end of time.sleep", idle=True), float(seconds))
 
@@ -320,6 +346,30 @@ def _remove(thread: RankThread, standard: Callable[..., None], *args: Any, **kwa
     standard(*args, **kwargs)
 
 
+def _lock_file(standard: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+    """``fcntl.flock``, which waits in simulated time where a rank may have the lock: closing the
+    file ends it too, so that the wait looks again and again.
+    """
+    locked: set[tuple[int, int]] = set()
+
+    @for_ranks
+    def lock(thread: RankThread, standard: Callable[..., None], fd: Any, operation: int) -> None:
+        status = os.fstat(fd if isinstance(fd, int) else fd.fileno())
+        file = status.st_dev, status.st_ino
+        waits = not operation & (fcntl.LOCK_NB | fcntl.LOCK_UN)
+        while waits and file in locked:
+            try:
+                return standard(fd, operation | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _wait(thread, _Signal("the lock of a file, which a rank has", idle=True), _TICK_S)
+        standard(fd, operation)
+        if not operation & fcntl.LOCK_UN:
+            locked.add(file)
+        return None
+
+    return lock(standard)
+
+
 def _clock(standard: Callable[[], Any], ticks_per_s: int | None = None) -> Callable[[], Any]:
     """A clock that shows simulated time in ranks, starting from the real time at the start of the
     run.
@@ -346,6 +396,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (threading.Thread, "start", _thread_start(threading.Thread.start)),
         (threading.Thread, "join", _thread_join(threading.Thread.join)),
         (threading.Condition, "wait", _condition_wait(threading.Condition.wait)),
+        (threading, "main_thread", _main_thread(threading.main_thread)),
         (threading, "Lock", _lock),
         (threading, "RLock", _recursive_lock(threading.RLock)),
         (queue, "SimpleQueue", _simple_queue(queue.SimpleQueue)),
@@ -369,6 +420,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
             types.SimpleNamespace(sleep=time.sleep),
         ),  # between looks at a process, in real time
         *((os, name, _remove(getattr(os, name))) for name in ("remove", "unlink")),
+        *([] if sys.platform == "win32" else [(fcntl, "flock", _lock_file(fcntl.flock))]),
         *(
             (time, name, _clock(getattr(time, name)))
             for name in ("time", "monotonic", "perf_counter")

@@ -16,7 +16,7 @@ backend, endings = Deferred("simcoll.torch"), Deferred("simcoll.torch.endings")
 pytestmark = needs_torch
 
 
-def failed(body, *, rank=1):
+def failed(body, *, rank=1, **options):
     """The report of a run in which one rank calls ``body``."""
 
     def program(number, _world_size):
@@ -26,7 +26,7 @@ def failed(body, *, rank=1):
         dist.barrier()
 
     with pytest.raises(BaseException) as caught:
-        backend.spawn(program, 2)
+        backend.spawn(program, 2, **options)
     assert endings.is_of_rank(caught.value)
     return endings.report_of(caught.value)
 
@@ -211,3 +211,14 @@ def test_wrappers_of_deprecated_functions_are_not_told():
     assert "dist.all_gather_into_tensor(torch.empty(3)" in said
     assert "typing_extensions" not in said
     assert "warnings.py" not in said
+
+
+def test_the_line_that_raises_is_told_below_a_function_that_is_replaced():
+    def body():
+        x = torch.ones(2, requires_grad=True)
+        x.register_hook(torch.nn.Module().forward)  # PyTorch's own, which raises
+        x.sum().backward()
+
+    said = failed(body, cuda_is_cpu=True)
+    assert "in _forward_unimplemented" in said
+    assert "NotImplementedError: Module [Module] is missing" in said
