@@ -42,11 +42,11 @@ LATEST_FS = 2**62
 """Runs whose fixed delays are longer are left to the loops, which refuse them with their reason."""
 
 
-MOST_PAIRS = 16
+MOST_PAIRS = 24
 """Pairs of links for each hop of a flow, up to which this way is the faster one: its rounds visit
 all links of a component, the loops only those that an event disturbs. Where 128 ranks of a crossbar
-send to 16 others (16 pairs), they take 0.05 s here and 0.11 s there; to 8 others (32 pairs), 0.03 s
-here and 0.01 s there.
+send to 12 others (21 pairs), they take 0.04 s here and 0.07 s there; to 8 others (32 pairs), 0.04 s
+here and 0.03 s there.
 """
 
 
@@ -237,6 +237,7 @@ def _links(columns: Shorts, capacity: Ints) -> LinkColumns:
         np.minimum.at(lowest, link, neighbour)
         np.maximum.at(beyond, link, neighbour + 1)
     order = np.arange(links, dtype=np.int32)
+    room = 1 << (links - 1).bit_length()
     return LinkColumns(
         np.append(capacity, 0),
         np.full(links, np.iinfo(np.int64).max),
@@ -249,7 +250,9 @@ def _links(columns: Shorts, capacity: Ints) -> LinkColumns:
         order.copy(),
         np.zeros(links + 1, np.int32),
         np.zeros(links + 1, np.int32),
-        order.copy(),
+        np.zeros(room, np.int32),
+        np.zeros(room, np.int64),
+        np.zeros(2 * room, np.int32),
         np.searchsorted(pairs, np.arange(links * links + 1)),
         flow,
         np.zeros(len(columns), np.int32),

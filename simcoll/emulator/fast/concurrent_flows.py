@@ -69,19 +69,11 @@ NONE = -1
 """The group of a flow that has not begun, or has ended."""
 UNRATED = -1
 """In place of the time since when a flow has its rate: it has none."""
-FROZEN = -1
-"""In place of the number of pending flows: the link has its level."""
 SPARE, PENDING = range(2)
 ROUNDS_KEPT = 16
-"""Rounds after which the shares are kept. From 8 to 64 a run takes the same time within 3 %, and
-with 4 up to 12 % more (uneven, jittered and hashed exchanges of 64 and 128 ranks; also below).
+"""Rounds after which the shares are kept. With 8 a run takes up to 8 % longer, with 32 as long
+(uneven exchange of 128 ranks).
 """
-BLOCK = 32
-"""Links whose shares are compared without a branch. With 16 or 64 a run takes up to 9 % longer,
-with 8 up to 29 %, with 128 a fifth.
-"""
-BEYOND_INTEGERS = -float(2**60)
-"""A difference below it may not fit in 63 bits, and is beyond all errors of rounding."""
 CHECKED_EVERY = 64
 """Events after which the sum of the rates on each link is compared with its capacity. Comparing
 after each event takes up to 4 % longer; from 16 on, no difference was measured.
@@ -134,7 +126,8 @@ class LinkColumns(NamedTuple):
     ``spare`` is what the flows of a link without a rate share, and ``pending`` their number;
     ``shares`` are both after every few rounds. ``order`` lists the links by round, and behind them
     those that limit no flow; ``position`` is the place in it. ``following`` and ``preceding``
-    connect the links without a level in that order. Flows on both of two links are listed in
+    connect the links without a level in that order. ``entrant``, ``share`` and ``winner`` are a
+    tournament for the lowest share (:func:`_seed`). Flows on both of two links are listed in
     ``meeting`` from ``meeting_base[lower * links + higher]`` on. Links that may share a flow with a
     link are ``lowest`` to ``beyond``.
     """
@@ -150,7 +143,9 @@ class LinkColumns(NamedTuple):
     position: Shorts
     following: Shorts
     preceding: Shorts
-    idle: Shorts
+    entrant: Shorts
+    share: Ints
+    winner: Shorts
     meeting_base: Ints
     meeting: Shorts
     gone: Shorts
@@ -317,13 +312,15 @@ def _count_in_shares(
 
 @inline
 def _take(groups: LimitedFlows, links: LinkColumns, l: int, share: int) -> None:
-    """Take the rates of a group from the other links, except those whose share is as low."""
+    """Take the rates of a group from the other links.
+
+    Links of the same round, which keep them, are frozen by now: what is left on them means nothing.
+    """
     for neighbour in range(links.lowest[l], links.beyond[l]):
         o = natural(neighbour)
-        pending = links.pending[o]
-        rates = groups.crossing[l, o] if links.spare[o] >= (share + 1) * pending else 0
+        rates = groups.crossing[l, o]
         links.spare[o] -= rates * share
-        links.pending[o] = pending - rates
+        links.pending[o] -= rates
 
 
 @inline
@@ -347,7 +344,6 @@ def _go_back(groups: LimitedFlows, links: LinkColumns, turns: int) -> None:
         links.pending[l] = links.shares[restart, PENDING, l]
     for turn in range(restart * ROUNDS_KEPT, turns):
         l = natural(links.order[natural(turn)])
-        links.pending[l] = FROZEN
         _take(groups, links, l, links.level[l])
     previous = natural(len(links.capacity) - 1)
     for turn in range(turns, len(links.order)):
@@ -446,7 +442,6 @@ def _freeze(
     flows: Flows, groups: LimitedFlows, links: LinkColumns, l: int, share: int, now_fs: int
 ) -> int:
     """Level a link, and rate its flows without a rate; return the status."""
-    links.pending[l] = FROZEN
     links.level[l] = share
     same_rate = groups.rate[l] == share
     status = _change_rate(groups, l, share, now_fs)
@@ -463,24 +458,75 @@ def _freeze(
 
 
 @inline
-def _lowest_share(links: LinkColumns, guess: int) -> tuple[int, int]:
-    """The link with the lowest share, and the share; without a division if that is ``guess``."""
-    l, share = natural(guess), links.spare[guess] // links.pending[guess]
-    for begin in range(0, len(links.pending), BLOCK):
-        end = min(begin + BLOCK, len(links.pending))
-        lower = False
-        for neighbour in range(begin, end):
-            o = natural(neighbour)
-            excess = float(links.spare[o]) - float(share) * float(links.pending[o])
-            lower |= links.spare[o] - share * links.pending[o] < 0
-            lower |= excess < BEYOND_INTEGERS
-        if lower:
-            for neighbour in range(begin, end):
-                o = natural(neighbour)
-                pending = links.pending[o]
-                if pending > 0 and links.spare[o] // pending < share:
-                    l, share = o, links.spare[o] // pending
-    return l, share
+def _share_of(links: LinkColumns, l: int) -> int:
+    """What a link leaves to each flow without a rate; ``MAX`` without such flows."""
+    pending = links.pending[l]
+    share: int = links.spare[l] // pending if pending > 0 else MAX
+    return share
+
+
+@part
+def _seed(links: LinkColumns, frozen: int) -> int:
+    """Seed a tournament for the lowest share among the links that are not frozen, in their order;
+    return how many it has room for.
+
+    ``winner[1]`` is that of the final, and ``winner[match]`` that of matches ``2 * match`` and
+    ``2 * match + 1``; entrants are the winners from ``room`` on.
+    """
+    entrants, room = len(links.order) - frozen, 1
+    while room < entrants:
+        room *= 2
+    for entrant in range(room):
+        e = natural(entrant)
+        links.share[e] = MAX
+        links.winner[natural(room + e)] = e
+        if e < entrants:
+            links.entrant[e] = links.order[natural(frozen + e)]
+            links.share[e] = _share_of(links, natural(links.entrant[e]))
+    for match in range(room - 1, 0, -1):
+        upper = natural(links.winner[natural(2 * match)])
+        lower = natural(links.winner[natural(2 * match + 1)])
+        links.winner[natural(match)] = lower if links.share[lower] < links.share[upper] else upper
+    return room
+
+
+@inline
+def _play_again(links: LinkColumns, room: int, entrant: int) -> None:
+    """Repeat the matches of an entrant whose share has changed."""
+    best, share, match = entrant, links.share[entrant], room + entrant
+    while match > 1:
+        opponent = natural(links.winner[natural(match ^ 1)])
+        lower = links.share[opponent] < share
+        earlier = (links.share[opponent] == share) & (opponent < best)
+        best = opponent if lower | earlier else best
+        share = min(share, links.share[opponent])
+        match //= 2
+        links.winner[natural(match)] = best
+
+
+@inline
+def _next_round(links: LinkColumns, room: int, frozen: int) -> tuple[int, int]:
+    """Append the links of the lowest share to those that are frozen; return the number of these and
+    the share, ``MAX`` if no link has flows without a rate.
+
+    Shares only rise while lower rates are taken, so that of the winner may be too low: it plays
+    again with its share of now until it wins with that.
+    """
+    lowest = MAX
+    while True:
+        e = natural(links.winner[1])
+        share = links.share[e]
+        if share == MAX or share > lowest:
+            return frozen, lowest
+        l = natural(links.entrant[e])
+        links.share[e] = _share_of(links, l)
+        if links.share[e] == share:
+            lowest = share
+            links.share[e] = MAX
+            links.entrant[e] = NONE
+            links.order[natural(frozen)] = l
+            frozen += 1
+        _play_again(links, room, e)
 
 
 @inline
@@ -488,30 +534,30 @@ def _fill(
     flows: Flows, groups: LimitedFlows, links: LinkColumns, frozen: int, now_fs: int
 ) -> tuple[int, int]:
     """Continue the rounds to the end; return the number of frozen links, and the status."""
-    status, turns, idle = ENDED, frozen, len(links.order)
-    end = natural(len(links.capacity) - 1)
-    guess = natural(links.following[end])
-    while guess != end:
-        if links.pending[guess] == 0:  # its flows are in other groups, and it overtakes none
-            _disconnect(links, guess)
-            links.level[guess] = groups.soonest_fs[guess] = MAX
-            idle -= 1
-            links.idle[idle] = guess
-        else:
-            l, share = _lowest_share(links, guess)
-            if share <= 0:
-                return frozen, REFUSED
-            _keep(links, frozen)
+    status, turns, room = ENDED, frozen, _seed(links, frozen)
+    entrants = len(links.order) - frozen
+    while True:
+        end, share = _next_round(links, room, frozen)
+        if end == frozen:
+            break
+        if share <= 0:
+            return frozen, REFUSED
+        for turn in range(frozen, end):
+            _keep(links, turn)
+            l = natural(links.order[natural(turn)])
             if _freeze(flows, groups, links, l, share, now_fs) != ENDED:
                 status = REFUSED
-            links.order[frozen] = l
-            frozen += 1
-        guess = natural(links.following[end])
+        frozen = end
     _keep(links, frozen)  # the next event may change no round, and add some
-    for place in range(frozen, len(links.order)):
-        links.order[natural(place)] = links.idle[natural(place)]
-    for place in range(turns, len(links.order)):
-        links.position[natural(links.order[natural(place)])] = place
+    place = frozen
+    for entrant in range(entrants):
+        l = links.entrant[natural(entrant)]
+        if l != NONE:  # its flows are in other groups, and it overtakes none
+            links.level[natural(l)] = groups.soonest_fs[natural(l)] = MAX
+            links.order[natural(place)] = l
+            place += 1
+    for turn in range(turns, len(links.order)):
+        links.position[natural(links.order[natural(turn)])] = turn
     return frozen, status
 
 
