@@ -19,6 +19,7 @@ from typing import Any, Self
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -107,6 +108,8 @@ class Watched(TorchDispatchMode):
         """Run an operator, count its memory, and enqueue its time."""
         # A tensor made of others, whose operators come here next.
         if not (_PLAIN.issuperset(types) or all(map(leaves_operators, types))):
+            if FunctionalTensor in types:  # the mode of a trace is next, and takes it apart
+                return func(*args, **(kwargs or {}))
             return self._by_program(func, types, args, kwargs or {})
         if func is _DEVICE_OF and type(args[0]) is FakeTensor:  # half of all; as it answers itself
             of_kernel = args[0].fake_mode.in_kernel_invocation

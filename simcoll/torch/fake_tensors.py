@@ -191,15 +191,18 @@ def _group(group: Any) -> Any:
     )
 
 
-def _in_flight(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The Work of a collective; None outside rank programs and in ``torch.export``, where no time
-    passes.
+def _is_traced() -> bool:
+    """Whether an operator becomes a node of a graph: in ``torch.export``, or where AOTAutograd
+    replaces what changes tensors in place.
     """
-    return (
-        None
-        if current_thread_or_none() is None or torch.compiler.is_exporting()
-        else call(*args, **kwargs)
+    return torch.compiler.is_compiling() or torch._C._dispatch_tls_is_dispatch_key_included(
+        "Functionalize"
     )
+
+
+def _in_flight(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The Work of a collective; None outside rank programs and in traces, where no time passes."""
+    return None if current_thread_or_none() is None or _is_traced() else call(*args, **kwargs)
 
 
 def _together(

@@ -4,6 +4,8 @@ collectives work.
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from simcoll.errors import ConfigError
@@ -12,6 +14,9 @@ from tests.support.deferred import Deferred, needs_torch
 torch, dist = Deferred("torch"), Deferred("torch.distributed")
 symmetric = Deferred("torch.distributed._symmetric_memory")
 functional = Deferred("torch.distributed._functional_collectives")
+device_mesh = Deferred("torch.distributed.device_mesh")
+parallel = Deferred("torch.distributed.tensor.parallel")
+aot_autograd = Deferred("torch._functorch.aot_autograd")
 backend = Deferred("simcoll.torch")
 
 pytestmark = needs_torch
@@ -65,3 +70,23 @@ def test_functional_collectives_are_traced_without_time(way):
     result = backend.spawn(program, 2)
     assert result.returns == ([6.0] * 4, [6.0] * 4)
     assert result.operations == 3
+
+
+@pytest.mark.slow
+def test_a_joint_graph_of_distributed_tensors_is_traced_on_every_rank_without_time():
+    def program(_rank, _world_size):
+        dist.init_process_group("simcoll")
+        mesh = device_mesh.init_device_mesh("cpu", (2,))
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4))
+        plan = {"0": parallel.ColwiseParallel(), "1": parallel.RowwiseParallel()}
+        parallel.parallelize_module(model, mesh, plan)
+        x = torch.ones(3, 4)
+        before = backend.emulated_time()
+        with contextlib.ExitStack() as stack:
+            joint = aot_autograd.aot_export_joint_with_descriptors(stack, model, (x,))
+            names = [str(node.target) for node in joint.graph_module.graph.nodes]
+        assert backend.emulated_time() == before
+        return sum("all_reduce" in name for name in names)
+
+    # The second layer's sum; the gradient of x is not asked for.
+    assert backend.spawn(program, 2).returns == (1, 1)
