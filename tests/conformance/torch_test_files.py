@@ -121,14 +121,19 @@ def _tests(module):
     return tests
 
 
+def _set_tolerances(case):
+    """Set the tolerances of a class, which PyTorch sets in the thread that imports its module."""
+    tolerances = getattr(case, "_tls", None)
+    if tolerances is not None:
+        tolerances.precision, tolerances.rel_tol = case._precision, case._rel_tol
+
+
 def _rank(case, name, rank, size, path):
     """A rank of a test, as PyTorch's processes and threads play it; returns its outcome."""
     from torch import distributed as dist
     from torch.testing._internal import common_distributed
 
-    tolerances = getattr(case, "_tls", None)
-    if tolerances is not None:  # PyTorch sets them in the thread that imports its module
-        tolerances.precision, tolerances.rel_tol = case._precision, case._rel_tol
+    _set_tolerances(case)
     processes, continuous, _ = _kinds()
     common_distributed.MultiProcessTestCase._event_listener = staticmethod(lambda *_: None)
     pipe = _Pipe()
@@ -218,6 +223,7 @@ def _alone_on_simcoll(module, test, *, gpus):
     def program(_rank, _size):
         _forget_launcher()
         case, name = _test_of(module, test)
+        _set_tolerances(case)
         # A suite prepares the class, too.
         return _outcome(unittest.TestSuite([case(name)]).debug)
 
