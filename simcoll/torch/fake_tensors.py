@@ -191,18 +191,17 @@ def _group(group: Any) -> Any:
     )
 
 
-def _is_traced() -> bool:
+def _in_trace() -> bool:
     """Whether an operator becomes a node of a graph: in ``torch.export``, or where AOTAutograd
     replaces what changes tensors in place.
     """
-    return torch.compiler.is_compiling() or torch._C._dispatch_tls_is_dispatch_key_included(
-        "Functionalize"
-    )
+    replaces: bool = torch._C._dispatch_tls_is_dispatch_key_included("Functionalize")
+    return replaces or torch.compiler.is_compiling()
 
 
 def _in_flight(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The Work of a collective; None outside rank programs and in traces, where no time passes."""
-    return None if current_thread_or_none() is None or _is_traced() else call(*args, **kwargs)
+    return None if current_thread_or_none() is None or _in_trace() else call(*args, **kwargs)
 
 
 def _together(
