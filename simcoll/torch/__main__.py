@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,6 @@ from simcoll.errors import ConfigError
 from simcoll.help_text import PARAGRAPHS
 from simcoll.stopping import run_program
 from simcoll.topology import load_topology
-from simcoll.torch.scripts import RankScript, run_script
 
 __all__ = ["main"]
 
@@ -102,6 +102,9 @@ def _command(
     arguments
         Its arguments.
     """
+    # Imports Triton, which reads then what is set below.
+    from simcoll.torch.scripts import RankScript, run_script
+
     if options.topology is None and options.nodes is not None:
         raise ConfigError("--nodes is for a --topology")
     place = (
@@ -158,4 +161,5 @@ def main(words: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     faulthandler.enable()  # what ends the process at once says at least where
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels of Triton run on the CPU
     run_program(main)

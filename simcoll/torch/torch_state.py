@@ -95,6 +95,7 @@ from simcoll.torch.staging import staging_replacements
 from simcoll.torch.start_methods import start_replacements
 from simcoll.torch.tensor_devices import add_locations
 from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
+from simcoll.torch.triton_kernels import triton_replacements
 from simcoll.torch.unobserved_ranges import range_replacements
 
 __all__ = ["Ranks", "prepare_torch"]
@@ -299,6 +300,7 @@ def _prepare(undo: contextlib.ExitStack, modules: OwnModules | None, cuda: str |
         key_replacements,
         output_replacements,
         range_replacements,
+        triton_replacements,
     ):
         _replace_all(undo, changes())
     for changes in (

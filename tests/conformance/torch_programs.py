@@ -128,7 +128,8 @@ def run(players, scripts, ranks, algorithm=None, ordered=()):
     words += [] if algorithm is None else ["--algorithm", algorithm]
     words += ["--ordered", *map(str, ordered)] if ordered else []
     words += ["--ranks", str(ranks), "--", *map(str, scripts)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # As the command of simcoll sets it before PyTorch imports Triton.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
     done = subprocess.run(words, env=environment, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
