@@ -368,7 +368,10 @@ class SimcollGroup(DispatchedGroup):
         listed = list(outputs[0])
         source = _single(inputs, "allgather")
         arrays = arrays_of(listed), array_of(source)
-        return self._run(ours.all_gather, *arrays, opts=opts, inputs=[source], results=listed)
+        work = self._run(ours.all_gather, *arrays, opts=opts, inputs=[source], results=listed)
+        if self._limits is not None and work is not self._finished:
+            work.stacked = len({tensor.shape for tensor in listed}) == 1
+        return work
 
     @as_pytorch_calls()
     def all_gather_single(

@@ -57,6 +57,11 @@ class RankWork(dist.Work):
     device
         The device of fake tensors, with a time model: a wait then blocks its current stream, as on
         a GPU.
+
+    Attributes
+    ----------
+    stacked
+        Whether the program gets the output tensors as one, as NCCL gathers them.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class RankWork(dist.Work):
         self.thread = thread
         self.parts = parts
         self.results = results
+        self.stacked = False
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -160,7 +166,7 @@ class RankWork(dist.Work):
 
     def result(self) -> list[torch.Tensor]:
         """The output tensors."""
-        return list(self.results)
+        return [torch.stack(self.results)] if self.stacked else list(self.results)
 
     def source_rank(self) -> int:
         """Group rank of the sender of a receive.
@@ -220,6 +226,6 @@ class RankWork(dist.Work):
         self.thread.process.stream_races.end(self.parts)
         failure = self.exception()
         if failure is None:
-            future.set_result(self.results)
+            future.set_result(self.result())
         else:
             future.set_exception(failure)

@@ -239,3 +239,19 @@ def test_an_error_of_a_later_call_leaves_them():
     assert end.startswith("[rank0]: raised by the program of rank 0")
     assert finding.startswith("simcoll: nccl: all_reduce at ")
     assert "data type torch.int16 is not supported by NCCL" in finding
+
+
+@pytest.mark.parametrize(("name", "value"), [("nccl", [[[1.0], [2.0]]]), ("gloo", [[1.0], [2.0]])])
+def test_a_future_of_gathered_tensors_has_what_its_backend_gives(name, value):
+    """NCCL gathers tensors of one shape into one, which PyTorch's quantizing hooks of
+    DistributedDataParallel read.
+    """
+
+    def program(rank, _world_size):
+        dist.init_process_group(name)
+        torch.cuda.set_device(rank)
+        outputs = [torch.empty(1, device="cuda") for _ in range(2)]
+        work = dist.all_gather(outputs, torch.full((1,), rank + 1.0, device="cuda"), async_op=True)
+        return [tensor.tolist() for tensor in work.get_future().wait()]
+
+    assert backend.spawn(program, 2, cuda_is_cpu=True).returns == (value, value)
