@@ -14,7 +14,7 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.core.schedule import Repeat, Step
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.proving import alike_pieces as alike
-from simcoll.proving import copied_shares, data, image_pieces, parts, symmetry, verify
+from simcoll.proving import copied_shares, data, explain, image_pieces, parts, symmetry, verify
 from simcoll.testing.examples import needed_params
 
 ROUTES = ("symmetry", "share", "pieces", "images", "parts")
@@ -24,9 +24,16 @@ RANKS = (*range(1, 10), 12, 16)
 """Powers of two, odd, prime, square and otherwise composite."""
 
 
+def refuse(schedule, ranks, chunks):
+    raise ScheduleError(f"{schedule}: {len(ranks)} wrong output chunks")
+
+
 @pytest.fixture
 def eager(monkeypatch):
-    """Every strategy is tried, however small the schedule."""
+    """Every strategy is tried, however small the schedule, and only asked for its verdict: what is
+    wrong with schedules of all algorithms is explained in :mod:`tests.laws.test_mutants`.
+    """
+    monkeypatch.setattr(explain, "wrong_outputs", refuse)
     monkeypatch.setattr(symmetry, "SYMMETRIC_RANKS", 1)
     monkeypatch.setattr(alike, "FEWEST", 1)
     monkeypatch.setattr(alike, "SAVED", 0)
