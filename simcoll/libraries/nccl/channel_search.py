@@ -84,12 +84,36 @@ class ChargedPath:
     """A path as the search charges it.
 
     PCIe links cost more through an Intel host bridge, and traffic to a GPU before Ampere takes an
-    eighth of the opposite direction.
+    eighth of the opposite direction. ``charges`` has what was asked for, by the speed.
     """
 
     links: tuple[tuple[DeviceLink, bool, DeviceLink | None], ...]
     type: int
     costs_more: bool
+    charges: dict[int, _Charge] = field(default_factory=dict)
+
+    def charge(self, speed: int) -> _Charge:
+        """What a channel of a speed takes from the links."""
+        if speed not in self.charges:
+            rates = []
+            for link, pcie, reverse in self.links:
+                cost = speed * 6 // 5 if pcie and self.costs_more else speed
+                rates.append((link, cost, cost))
+                if reverse is not None:
+                    rates.append((reverse, -(-cost // 8), _eighth(cost)))
+            state = sum(taken * link.weight for link, _, taken in rates)
+            self.charges[speed] = _Charge(tuple(rates), state)
+        return self.charges[speed]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Charge:
+    """What a channel takes from the links of a path: the rate that each must have left, and that it
+    loses; and by how much the number of the state of all links falls.
+    """
+
+    rates: tuple[tuple[DeviceLink, int, int], ...]
+    state: int
 
 
 class ChannelSearch:
@@ -116,7 +140,7 @@ class ChannelSearch:
         self.orders_of_next: dict[_PeerKey, list[tuple[int, tuple[int, int]]]] = {}
         self.port_lists: dict[tuple[int, int], list[int]] = {}
         self.draft = Draft("ring", 1, 1)
-        self.entered: list[tuple[ChargedPath, int, int]] = []  # with their speeds and links
+        self.entered: list[tuple[_Charge, int]] = []  # with the links that it counts as
         self.optimum: tuple[int, int] | None = None
         self.best = self.draft
         self.visited = [0]  # for each channel, a bit for each GPU that it has visited
@@ -192,8 +216,9 @@ class ChannelSearch:
         for gpu in range(len(self.gpus)):
             for net in range(len(self.nets)):
                 route = self._route("gpu", gpu, "net", net)
-                if route.type <= draft.type_to_nic and self._follow(route, speed):
-                    self._release(route, speed)
+                charge = route.charge(speed)
+                if route.type <= draft.type_to_nic and self._follow(charge):
+                    self._release(charge)
                     return True
         return False
 
@@ -254,33 +279,21 @@ class ChannelSearch:
             self.routes[key] = route_along(start, start.paths[head_kind][head])
         return self.routes[key]
 
-    def _follow(self, route: ChargedPath, speed: int) -> bool:
-        """Take a speed from all links of a path, or from none if one has too little left."""
-        over_pcie = speed * 6 // 5 if route.costs_more else speed
-        for passed, (link, pcie, reverse) in enumerate(route.links):
-            cost = over_pcie if pcie else speed
-            enough = link.free_MBps >= cost
-            if enough and reverse is not None:
-                enough = reverse.free_MBps * 8 >= cost
-            if not enough:
-                self._release(route, speed, passed)
+    def _follow(self, charge: _Charge) -> bool:
+        """Take the rates of all links of a path, or none if one has too little left."""
+        for passed, (link, needed, taken) in enumerate(charge.rates):
+            if link.free_MBps < needed:
+                for earlier, _, returned in charge.rates[:passed]:
+                    earlier.free_MBps += returned
                 return False
-            link.free_MBps -= cost
-            self.state -= cost * link.weight
-            if reverse is not None:
-                reverse.free_MBps -= _eighth(cost)
-                self.state -= _eighth(cost) * reverse.weight
+            link.free_MBps -= taken
+        self.state -= charge.state
         return True
 
-    def _release(self, route: ChargedPath, speed: int, count: int | None = None) -> None:
-        over_pcie = speed * 6 // 5 if route.costs_more else speed
-        for link, pcie, reverse in route.links[:count]:
-            cost = over_pcie if pcie else speed
-            link.free_MBps += cost
-            self.state += cost * link.weight
-            if reverse is not None:
-                reverse.free_MBps += _eighth(cost)
-                self.state += _eighth(cost) * reverse.weight
+    def _release(self, charge: _Charge) -> None:
+        for link, _, taken in charge.rates:
+            link.free_MBps += taken
+        self.state += charge.state
 
     def _enter(
         self,
@@ -303,17 +316,18 @@ class ChannelSearch:
             reverse = self.graph.of_kind[head_kind][head].paths[tail_kind][tail]
             if reverse.type > limit:
                 return False
-        if not self._follow(route, speed):
+        charge = route.charge(speed)
+        if not self._follow(charge):
             return False
         hops = len(route.links) * factor
         draft.hops += hops
-        self.entered.append((route, speed, hops))
+        self.entered.append((charge, hops))
         return True
 
     def _leave(self) -> None:
         """Go back to where the search last entered a device from."""
-        route, speed, hops = self.entered.pop()
-        self._release(route, speed)
+        charge, hops = self.entered.pop()
+        self._release(charge)
         self.draft.hops -= hops
 
     # Steps
@@ -433,8 +447,9 @@ class ChannelSearch:
         visited = self.visited[channel]
         nics: tuple[int, ...] = ()
         if self.between:
-            start = channel - 1 if draft.cross_nic == 2 and channel else channel
-            nics = tuple(nic for pair in draft.nics[start : channel + 1] for nic in pair)
+            nics = tuple(draft.nics[channel])
+            if draft.cross_nic == 2 and channel:
+                nics = (*draft.nics[channel - 1], *nics)
         preceding: tuple[int, ...] = ()
         if not self.between or draft.same_channels:
             preceding = tuple(draft.orders[channel][:step])
