@@ -101,7 +101,7 @@ class ChargedPath:
                 rates.append((link, cost, cost))
                 if reverse is not None:
                     rates.append((reverse, -(-cost // 8), _eighth(cost)))
-            state = sum(taken * link.weight for link, _, taken in rates)
+            state = sum(loss * link.weight for link, _, loss in rates)
             self.charges[speed] = _Charge(tuple(rates), state)
         return self.charges[speed]
 
@@ -281,18 +281,18 @@ class ChannelSearch:
 
     def _follow(self, charge: _Charge) -> bool:
         """Take the rates of all links of a path, or none if one has too little left."""
-        for passed, (link, needed, taken) in enumerate(charge.rates):
+        for passed, (link, needed, loss) in enumerate(charge.rates):
             if link.free_MBps < needed:
-                for earlier, _, returned in charge.rates[:passed]:
-                    earlier.free_MBps += returned
+                for earlier, _, loss in charge.rates[:passed]:
+                    earlier.free_MBps += loss
                 return False
-            link.free_MBps -= taken
+            link.free_MBps -= loss
         self.state -= charge.state
         return True
 
     def _release(self, charge: _Charge) -> None:
-        for link, _, taken in charge.rates:
-            link.free_MBps += taken
+        for link, _, loss in charge.rates:
+            link.free_MBps += loss
         self.state += charge.state
 
     def _enter(
