@@ -283,8 +283,8 @@ class ChannelSearch:
         """Take the rates of all links of a path, or none if one has too little left."""
         for passed, (link, needed, loss) in enumerate(charge.rates):
             if link.free_MBps < needed:
-                for earlier, _, loss in charge.rates[:passed]:
-                    earlier.free_MBps += loss
+                for earlier, _, earlier_loss in charge.rates[:passed]:
+                    earlier.free_MBps += earlier_loss
                 return False
             link.free_MBps -= loss
         self.state -= charge.state
