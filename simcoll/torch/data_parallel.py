@@ -8,8 +8,11 @@ from typing import Any
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.algorithms.ddp_comm_hooks import mixed_precision_hooks
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from simcoll.distributed.runtime.work import Work
+from simcoll.distributed.runtime.world import current_rank
 from simcoll.torch.rank_threads import RankThread
 from simcoll.torch.replacing import for_ranks
 
@@ -101,12 +104,34 @@ def _logging_data(thread: RankThread, standard: Any, self: Any) -> Any:
     return fields
 
 
+def _forget_works(previous: frozenset[Work]) -> None:
+    """Expect no wait for the operations that the running rank has issued since."""
+    open_works = current_rank().open_works
+    for work in frozenset(open_works) - previous:
+        del open_works[work]
+
+
+@for_ranks
+def _tell_joined_ranks(thread: RankThread, standard: Any, *args: Any, **kwargs: Any) -> Any:
+    """Tell ranks that have no inputs left (``join``) that this one has: PyTorch itself may never
+    wait for that operation, and a program has no other way to.
+    """
+    previous = thread.call(lambda: frozenset(current_rank().open_works))
+    try:
+        return standard(*args, **kwargs)
+    finally:
+        thread.call(_forget_works, previous)
+
+
 def data_parallel_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of methods of the wrapper, and of its hook."""
     wrapper, logged = DistributedDataParallel, "_get_ddp_logging_data"
-    hook = "_reducer_allreduce_and_upcast_hook"
+    hook, notified = "_reducer_allreduce_and_upcast_hook", "notify_join_context"
+    checked = "_check_global_requires_backward_grad_sync"
     return [
         (wrapper, "__init__", _initialize(wrapper.__init__)),
         (wrapper, logged, _logging_data(getattr(wrapper, logged))),
+        (wrapper, checked, _tell_joined_ranks(getattr(wrapper, checked))),
+        (Join, notified, staticmethod(_tell_joined_ranks(getattr(Join, notified)))),
         (mixed_precision_hooks, hook, _reduce_and_upcast(getattr(mixed_precision_hooks, hook))),
     ]

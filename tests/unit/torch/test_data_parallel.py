@@ -106,3 +106,18 @@ def test_the_logger_has_the_program_s_backend_and_its_variables(monkeypatch, nam
         }
 
     assert backend.spawn(body, 2, cuda_is_cpu=True).returns == ((name, added),) * 2
+
+
+def test_what_a_join_never_waits_for_is_no_finding():
+    def body(rank, world_size):
+        dist.init_process_group("gloo")
+        model = parallel.DistributedDataParallel(nn.Linear(2, 1, bias=False))
+        with model.join():
+            for _ in range(1 + rank):
+                model.zero_grad()
+                model(torch.full((1, 2), 2.0 + rank)).sum().backward()
+        return model.module.weight.grad.tolist()
+
+    result = backend.spawn(body, 2)
+    assert result.returns[1] == [[1.5, 1.5]]  # by default the sum is divided by all ranks
+    assert not result.findings
