@@ -86,13 +86,15 @@ def test_the_search_finds_what_nccl_found_on_every_shipped_machine(name):
         assert agreement({name}, version)[0] == []
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_most_rows_of_the_table_are_of_the_domains_of_their_machine(version):
-    rows = [
-        machine(shipped(name, domain_ranks)).domain_ranks == domain_ranks
-        for name, domain_ranks in shipped_graphs(version)
-    ]
-    assert sum(rows) >= 30
+@pytest.mark.slow
+def test_most_rows_of_the_table_are_of_the_domains_of_their_machine():
+    keys = {version: set(shipped_graphs(version)) for version in VERSIONS}
+    of_machines = {
+        (name, domain_ranks)
+        for name, domain_ranks in set().union(*keys.values())
+        if machine(shipped(name, domain_ranks)).domain_ranks == domain_ranks
+    }
+    assert min(len(of_version & of_machines) for of_version in keys.values()) >= 30
 
 
 def test_a_version_without_data_has_the_graphs_of_its_search():

@@ -86,6 +86,7 @@ def test_graphs_channels_and_choices_are_nccls(row):
         assert choice.estimate_us == pytest.approx(float(words[4]), rel=2e-5)
 
 
+@pytest.mark.slow
 def test_attempts_that_another_version_made_change_nothing(monkeypatch):
     counts, run = Counter(), ChannelSearch.run
 
