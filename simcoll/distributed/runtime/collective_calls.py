@@ -5,7 +5,8 @@ On the emulator, :mod:`simcoll.distributed.runtime.matched_calls` matches and pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -249,6 +250,17 @@ class CollectiveOperation:
         splits = (calls[rank].splits for rank in range(len(calls)))
         return matrix([sends_receives[0] for sends_receives in splits if sends_receives])
 
+    def dissenters(self, calls: Mapping[int, Hashable]) -> str:
+        """Who differs from most ranks, to be added to an error; empty if most do not agree. What
+        must be equal in the ``calls`` is given by group rank.
+        """
+        majority_call, count = Counter(calls.values()).most_common(1)[0]
+        if 2 * count <= len(calls):
+            return ""
+        members = self.group.members
+        ranks = [members[rank] for rank in sorted(calls) if calls[rank] != majority_call]
+        return f"; all but rank {list_ranks(ranks)} agree"
+
     def refusal(self, reports: Mapping[int, tuple[str, Any]], reason: str) -> str:
         """The error that lists each rank's call and its source line, from the ``reports`` by group
         rank.
@@ -341,7 +353,8 @@ class _Executed(CollectiveOperation):
             aspects = [
                 name for i, name in enumerate(ASPECTS) if any(row[i] != rows[0][i] for row in rows)
             ]
-            wrong = f"they differ in {', '.join(aspects) or 'the schedule'}"
+            calls = {group.group_rank[rank]: tuple(row) for rank, row in agreement.subjects.items()}
+            wrong = f"they differ in {', '.join(aspects) or 'the schedule'}{self.dissenters(calls)}"
         announcements = {
             group.group_rank[rank]: msgspec.convert(value, _Announced)
             for rank, value in agreement.values.items()

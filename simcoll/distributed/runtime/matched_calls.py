@@ -152,7 +152,8 @@ class _Matched(CollectiveOperation):
             aspects = dict.fromkeys(
                 aspect for call in self.calls.values() for aspect in call.differences(reference)
             )
-            self._refuse(f"they differ in {', '.join(aspects)}")
+            calls = {rank: call.aspects() for rank, call in self.of_all(self.calls).items()}
+            self._refuse(f"they differ in {', '.join(aspects)}{self.dissenters(calls)}")
 
     def _refuse(self, reason: str) -> None:
         reports = {

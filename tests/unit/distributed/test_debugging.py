@@ -186,6 +186,26 @@ def test_mismatch_of_order():
         run(program)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "dissent"),
+    [
+        ((1, 2), ""),
+        ((1, 1, 2), "; all but rank 2 agree"),
+        ((1, 2, 2, 2), "; all but rank 0 agree"),
+        ((1, 2, 1, 2), ""),
+        ((3, 2, 1, 1, 1), "; all but rank 0, 1 agree"),
+    ],
+)
+def test_a_mismatch_names_those_who_differ_from_most(sizes, dissent):
+    def program(rank, world_size):
+        dist.all_reduce(np.ones(sizes[rank]))
+
+    with pytest.raises(RuntimeError) as caught:
+        run(program, len(sizes))
+    headline = str(caught.value).splitlines()[0]
+    assert headline.endswith(f"they differ in number of elements{dissent}")
+
+
 def test_what_was_issued_before_a_mismatch_ends_well():
     def program(rank, world_size):
         x, late = np.ones(1 << 16), np.ones(1 << 16)
