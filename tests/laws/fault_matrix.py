@@ -26,6 +26,7 @@ from tests.support.phases_of import PHASES
 
 ROOT = Path(__file__).resolve().parents[2]
 N = 3
+NOT_REACHED = "the phase was not reached"
 MARK = "SIMCOLL_FAULT_CELL"
 START_S = 60.0
 """Patience until the phase is reached; the machine may be busy."""
@@ -138,7 +139,7 @@ def play(cell, timeout_s):
             return len(names) == N if launcher else any(rank == cell.victim for rank, _ in names)
 
         if not _until(START_S, lambda: reached() or job.poll() is not None) or not reached():
-            wrong.append("the phase was not reached")
+            wrong.append(NOT_REACHED)
         begin = time.monotonic()
         if launcher:
             job.send_signal(cell.fault)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.laws.fault_matrix import Cell, cells, play
+from tests.laws.fault_matrix import NOT_REACHED, Cell, cells, play
 from tests.support.mpi import needs_mpi
 
 
@@ -21,7 +21,11 @@ from tests.support.mpi import needs_mpi
     ],
 )
 def test_a_fault_ends_everything(launcher, fault, victim, phase):
-    assert play(Cell(launcher, fault, victim, phase), 2.0).wrong == ()
+    cell = Cell(launcher, fault, victim, phase)
+    outcome = play(cell, 2.0)
+    if outcome.wrong == (NOT_REACHED,):  # a busy machine starts a rank later than others wait
+        outcome = play(cell, 10.0)
+    assert outcome.wrong == ()
 
 
 def test_the_matrix_has_every_fault_of_every_process_in_every_phase():
