@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._library import custom_ops
+from torch._library.opaque_object import _OPAQUE_TYPES_BY_NAME
 from torch.utils import _pytree
 
 from simcoll.torch.gpu_registers import (
@@ -40,6 +41,7 @@ class _Operators:
         self.defined: set[str] = set()
         self.functions: dict[tuple[str, ...], dict[int, Callable[..., Any]]] = {}
         self.classes: set[type] = set()
+        self.opaque: dict[str, set[int]] = {}
         self._modules = modules
 
     def rank(self) -> int:
@@ -97,6 +99,7 @@ def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[An
     start, define = library.__init__, library.define
     implement, fake = library.impl, library._register_fake
     one_library, add_class = custom_ops.get_library_allowing_overwrite, _pytree.register_pytree_node
+    add_opaque = torch._C._register_opaque_type
 
     def initialize(self: Any, ns: str, kind: str, dispatch_key: str = "") -> None:
         ranks = operators.rank() >= 0
@@ -148,6 +151,17 @@ def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[An
             operators.classes.add(cls)
         add_class(cls, *args, **kwargs)
 
+    def register_opaque(name: str) -> None:
+        rank = operators.rank()
+        if rank >= 0:
+            ranks = operators.opaque.setdefault(name, set())
+            if ranks and rank not in ranks:
+                ranks.add(rank)
+                return
+        add_opaque(name)
+        if rank >= 0:
+            ranks.add(rank)
+
     standard_classes, names = (
         set(_pytree.SUPPORTED_NODES),
         set(_pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE),
@@ -160,6 +174,7 @@ def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[An
         (library, "_register_fake", fake_for_rank),
         (custom_ops, "get_library_allowing_overwrite", library_of),
         (_pytree, "register_pytree_node", register_class),
+        (torch._C, "_register_opaque_type", register_opaque),
     ]
 
 
@@ -174,6 +189,10 @@ def _forget(operators: _Operators, names: Collection[str]) -> None:
     for cls in operators.classes:
         _pytree.SUPPORTED_NODES.pop(cls, None)
         _pytree.SUPPORTED_SERIALIZED_TYPES.pop(cls, None)
+    for name, ranks in operators.opaque.items():
+        if ranks:
+            torch._C._unregister_opaque_type(name)
+            _OPAQUE_TYPES_BY_NAME.pop(name, None)
     serialized_types = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
     for name in [
         name

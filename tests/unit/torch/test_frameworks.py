@@ -200,6 +200,54 @@ def test_operators_of_a_module_are_each_ranks_own(played):
 
 
 @pytest.mark.slow
+def test_opaque_types_of_a_module_are_each_ranks_own(played):
+    opaque = """
+        import torch
+        from torch._library.opaque_object import register_opaque_type
+
+        class Factor:
+            def __init__(self, value):
+                self.value = value
+
+            def __eq__(self, other):
+                return self.value == other.value
+
+            def __hash__(self):
+                return hash(self.value)
+
+            def __fx_repr__(self):
+                return f"Factor({self.value})", {"Factor": Factor}
+
+        register_opaque_type(Factor, typ="value")
+
+        @torch.library.custom_op("types_of_a_framework::scaled", mutates_args=())
+        def scaled(x: torch.Tensor, factor: Factor) -> torch.Tensor:
+            return x * factor.value
+    """
+    script = """
+        import torch
+        import torch.distributed as dist
+        from torch._library.opaque_object import register_opaque_type
+
+        import opaque
+
+        dist.init_process_group()
+        rank = dist.get_rank()
+        dist.barrier()
+        scaled = opaque.scaled(torch.ones(1), opaque.Factor(rank)).item()
+        try:
+            register_opaque_type(opaque.Factor, typ="value")
+        except RuntimeError as error:
+            print(rank, scaled, "already registered" in str(error))
+    """
+    for _ in range(2):  # the second run registers them anew
+        assert played(script, opaque=opaque)[0] == [f"{rank} {rank}.0 True" for rank in range(4)]
+    import torch
+
+    assert not torch._C._is_opaque_type_registered("opaque.Factor")
+
+
+@pytest.mark.slow
 def test_operators_of_a_shared_module_outlive_the_run(played, monkeypatch):
     """The module stays loaded, and a later run or program uses them."""
     script = """
