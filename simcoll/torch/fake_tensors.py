@@ -18,10 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch._guards import TracingContext
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
@@ -184,19 +187,22 @@ def _wait(_mode: Any, _func: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _group(group: Any) -> Any:
-    return (
-        c10d._resolve_process_group(group)
-        if isinstance(group, str)
-        else dist.ProcessGroup.unbox(group)
-    )
+    """The group of an operator: named, boxed, or as the input of a graph."""
+    if isinstance(group, str):
+        return c10d._resolve_process_group(group)
+    group = group.real_obj if type(group) is FakeScriptObject else group
+    return group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)
 
 
 def _in_trace() -> bool:
-    """Whether an operator becomes a node of a graph: in ``torch.export``, or where AOTAutograd
-    replaces what changes tensors in place.
+    """Whether an operator becomes a node of a graph: in ``torch.export``, where Dynamo or
+    ``make_fx`` traces, or where AOTAutograd replaces what changes tensors in place.
     """
     replaces: bool = torch._C._dispatch_tls_is_dispatch_key_included("Functionalize")
-    return replaces or torch.compiler.is_compiling()
+    traces = (
+        TracingContext.try_get() is not None or proxy_tensor._CURRENT_MAKE_FX_TRACER is not None
+    )
+    return replaces or traces or torch.compiler.is_compiling()
 
 
 def _in_flight(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,9 @@ from tests.support.deferred import Deferred, needs_torch
 
 torch, nn = Deferred("torch"), Deferred("torch.nn")
 copy, eval_frame = Deferred("copy"), Deferred("torch._dynamo.eval_frame")
-backend = Deferred("simcoll.torch")
+backend, dist = Deferred("simcoll.torch"), Deferred("torch.distributed")
+functional = Deferred("torch.distributed._functional_collectives")
+proxy_tensor = Deferred("torch.fx.experimental.proxy_tensor")
 
 pytestmark = [needs_torch, pytest.mark.slow]
 HAS_NO_EFFECT = "ignore:torch.compile"
@@ -97,3 +99,21 @@ def test_a_condition_in_a_transformation_is_that_of_each_element():
 
     expected = [[2.0, 4.0], [-9.0, 3.0]], [3.0, 3.0]
     assert backend.spawn(body, 1).returns == (expected,)
+
+
+@pytest.mark.parametrize("cuda_is_cpu", [True, False])
+def test_make_fx_traces_collectives_in_no_time(cuda_is_cpu):
+    def body(rank, world_size):
+        dist.init_process_group("gloo")
+
+        def summed(x):
+            return functional.all_reduce(x, "sum", dist.group.WORLD)
+
+        graph = proxy_tensor.make_fx(summed, tracing_mode="fake")(torch.ones(2))
+        calls = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+        began = backend.emulated_time() == 0
+        return calls, began, graph(torch.full((2,), rank + 1.0)).tolist()
+
+    operators = torch.ops._c10d_functional
+    expected = [operators.all_reduce.default, operators.wait_tensor.default], True, [3.0, 3.0]
+    assert backend.spawn(body, 2, cuda_is_cpu=cuda_is_cpu).returns == (expected, expected)
