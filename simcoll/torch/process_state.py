@@ -3,8 +3,8 @@
 * Environment variables, the working directory and the default dtype: swapped when another rank
   runs, if a rank has changed them.
 * The path of imports, and how tensors are printed: swapped.
-* Operators of DTensor that ``loss_parallel`` and ``context_parallel`` replace, and warning filters:
-  swapped.
+* Operators of DTensor that ``loss_parallel`` and ``context_parallel`` replace, warning filters, and
+  what ``make_fx`` traces: swapped.
 * Loggers and their handlers: swapped likewise; those that existed before the run stay shared.
 * The generators of ``random`` and ``numpy.random``: in the threads of ranks, the functions of these
   modules use the rank's generators, which start from the state of the caller's.
@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import _tensor_str
 from torch.distributed.tensor import DTensor, _random
+from torch.fx.experimental import proxy_tensor
 from torch.nn import functional
 from torch.nn.modules import module
 
@@ -49,7 +50,7 @@ _hooks_of, _fields_of = operator.itemgetter(*_MODULE_HOOKS), operator.itemgetter
 # A module notes what is assigned to it during a run, which takes a microsecond: every turn of a
 # rank would take five.
 _SYS, _WARNINGS, _PRINTING = vars(sys), vars(warnings), vars(_tensor_str)
-_FUNCTIONAL, _TRACKING = vars(functional), vars(_random)
+_FUNCTIONAL, _TRACKING, _TRACING = vars(functional), vars(_random), vars(proxy_tensor)
 
 
 class OwnState:
@@ -70,6 +71,7 @@ class OwnState:
         "_path",
         "_printing",
         "_root",
+        "_tracer",
         "_tracker",
         "changed_folder",
         "changed_variables",
@@ -117,6 +119,7 @@ class OwnState:
         self._attention = functional.scaled_dot_product_attention
         self._filters = warnings.filters
         self._path, self._printing = sys.path, _tensor_str.PRINT_OPTS
+        self._tracer = proxy_tensor._CURRENT_MAKE_FX_TRACER
         self._tracker = _random._rng_tracker
         self._module_hooks: tuple[Any, ...] = _hooks_of(_MODULE)
         self._root = _fields_of(_ROOT)
@@ -132,6 +135,7 @@ class OwnState:
         _FUNCTIONAL["scaled_dot_product_attention"] = self._attention
         _WARNINGS["filters"] = self._filters
         _SYS["path"], _PRINTING["PRINT_OPTS"] = self._path, self._printing
+        _TRACING["_CURRENT_MAKE_FX_TRACER"] = self._tracer
         _TRACKING["_rng_tracker"] = self._tracker
         _MODULE.update(zip(_MODULE_HOOKS, self._module_hooks, strict=True))
         _LOGGERS.loggerDict = self._loggers

@@ -7,6 +7,7 @@ import pytest
 from tests.support.deferred import Deferred, needs_torch
 
 torch, nn = Deferred("torch"), Deferred("torch.nn")
+time, fake_tensor = Deferred("time"), Deferred("torch._subclasses.fake_tensor")
 copy, eval_frame = Deferred("copy"), Deferred("torch._dynamo.eval_frame")
 backend, dist = Deferred("simcoll.torch"), Deferred("torch.distributed")
 functional = Deferred("torch.distributed._functional_collectives")
@@ -117,3 +118,21 @@ def test_make_fx_traces_collectives_in_no_time(cuda_is_cpu):
     operators = torch.ops._c10d_functional
     expected = [operators.all_reduce.default, operators.wait_tensor.default], True, [3.0, 3.0]
     assert backend.spawn(body, 2, cuda_is_cpu=cuda_is_cpu).returns == (expected, expected)
+
+
+def test_a_rank_communicates_while_another_one_traces():
+    def body(rank, world_size):
+        dist.init_process_group("gloo")
+        alone = [dist.new_group([member]) for member in range(world_size)][rank]
+        if rank == 0:
+            traced = proxy_tensor.make_fx(
+                lambda x: (time.sleep(1.0), x + 1)[1], tracing_mode="fake"
+            )
+            traced(torch.ones(2))
+        else:
+            time.sleep(0.1)
+            with fake_tensor.FakeTensorMode():
+                functional.all_reduce(torch.ones(2), "sum", alone)
+        dist.barrier()
+
+    assert backend.spawn(body, 2).operations == 2
